@@ -1,0 +1,50 @@
+package store
+
+import (
+	"time"
+
+	"github.com/google/uuid"
+)
+
+// CountLimit bounds the counts of Backlog: a figure of CountLimit means that many or more.
+const CountLimit = 10_000
+
+// Activity is what the last attempts of an endpoint came to. A zero time means never.
+type Activity struct {
+	EndpointID          int64
+	Namespace           string
+	Name                string
+	UID                 string
+	LastSuccess         time.Time
+	LastFailure         Failure
+	ConsecutiveFailures int
+	OpenUntil           time.Time // circuit: zero: closed; past: half open; future: open, or half open while Probing
+	Probing             bool      // the circuit's probe is in flight
+	Gone                bool      // the receiver answered 410 to the present spec
+}
+
+// Failure is an endpoint's last failed attempt.
+type Failure struct {
+	At      time.Time // zero: there was none
+	EventID uuid.UUID
+	Status  int
+	Reason  string
+	Message string
+}
+
+// Backlog counts what waits for an endpoint and what was given up on, each to CountLimit.
+type Backlog struct {
+	EndpointID    int64
+	Pending       int
+	OldestPending time.Time // zero: nothing waits
+	DeadLetters   int
+}
+
+// QueueFigures describe the whole queue, for metrics. Counts are bounded by CountLimit per lane.
+type QueueFigures struct {
+	Claimable    int       // deliveries due now in lanes that a claim may take from
+	OldestDue    time.Time // when the longest-waiting lane fell due; zero: nothing is due
+	InFlight     int
+	OpenCircuits int
+	DeadLetters  int
+}
