@@ -34,9 +34,10 @@ const (
 // its bytes however it is printed, logged or marshalled. The zero Key signs
 // nothing and verifies nothing.
 type Key struct {
-	// Behind a pointer so that fmt, which cannot call methods on unexported
-	// fields, prints an address where a struct holding a Key is printed.
-	m *material
+	// Behind a function, for fmt cannot call our methods where a struct holds a
+	// Key in an unexported field, and follows pointers there. Of a function it
+	// prints the address alone. It also keeps == from compiling: see Equal.
+	material func() *material // nil: the zero Key
 }
 
 // material is what a Key keeps to itself.
@@ -110,38 +111,38 @@ func newKey(raw []byte) Key {
 	sum := sha256.Sum256(raw)
 	m := &material{secret: raw, fingerprint: "sha256:" + hex.EncodeToString(sum[:4])}
 	m.signers.New = func() any { return &signer{mac: hmac.New(sha256.New, m.secret)} }
-	return Key{m: m}
+	return Key{material: func() *material { return m }}
 }
 
 // IsZero reports whether k is the zero Key, which holds no key at all.
-func (k Key) IsZero() bool { return k.m == nil }
+func (k Key) IsZero() bool { return k.material == nil }
 
 // Equal reports whether both hold the same key bytes, in a time that does not
 // depend on where they differ. Two spellings of one key are equal: "whsec_…"
 // with and without a trailing newline, for one.
 func (k Key) Equal(other Key) bool {
-	if k.m == nil || other.m == nil {
-		return k.m == other.m
+	if k.IsZero() || other.IsZero() {
+		return k.IsZero() && other.IsZero()
 	}
-	return hmac.Equal(k.m.secret, other.m.secret)
+	return hmac.Equal(k.material().secret, other.material().secret)
 }
 
 // Fingerprint names the key without giving it away: "sha256:" and the first
 // eight hex digits of the SHA-256 of the decoded key bytes. It is "" for the
 // zero Key.
 func (k Key) Fingerprint() string {
-	if k.m == nil {
+	if k.IsZero() {
 		return ""
 	}
-	return k.m.fingerprint
+	return k.material().fingerprint
 }
 
 // String returns "signing key sha256:1f0a9c2e".
 func (k Key) String() string {
-	if k.m == nil {
+	if k.IsZero() {
 		return "no signing key"
 	}
-	return "signing key " + k.m.fingerprint
+	return "signing key " + k.material().fingerprint
 }
 
 // GoString answers %#v as [Key.String] does.
@@ -159,7 +160,8 @@ func (k Key) MarshalText() ([]byte, error) { return []byte(k.String()), nil }
 
 // signature appends the base64 signature of id.timestamp.body to dst.
 func (k Key) signature(dst []byte, id, timestamp string, body []byte) []byte {
-	s, _ := k.m.signers.Get().(*signer)
+	signers := &k.material().signers
+	s, _ := signers.Get().(*signer)
 	s.mac.Reset()
 	s.scratch = append(s.scratch[:0], id...)
 	s.scratch = append(s.scratch, '.')
@@ -168,7 +170,7 @@ func (k Key) signature(dst []byte, id, timestamp string, body []byte) []byte {
 	s.mac.Write(s.scratch)
 	s.mac.Write(body)
 	dst = base64.StdEncoding.AppendEncode(dst, s.mac.Sum(s.sum[:0]))
-	k.m.signers.Put(s)
+	signers.Put(s)
 	return dst
 }
 
