@@ -70,7 +70,7 @@ type WebhookEndpointSpec struct {
 	// +kubebuilder:validation:XValidation:rule=`self.contains('#') || isURL(self) && url(self).getScheme() in ['http', 'https'] && url(self).getHostname() != ''`,message="must be an absolute http or https URL with a host, such as https://hooks.example.com/invoices"
 	// +kubebuilder:validation:XValidation:rule=`!self.matches('^[^/]+//[^/?#]*@')`,message="must not carry a user or password: remove what stands before the @, receivers authenticate requests by their signature"
 	// +kubebuilder:validation:XValidation:rule=`!self.contains('#')`,message="must not carry a fragment, which is never sent: remove the # and what follows it"
-	// +kubebuilder:validation:XValidation:rule=`!isURL(self) || url(self).getPort() == '' || url(self).getPort().matches('^[0-9]{1,5}$') && int(url(self).getPort()) >= 1 && int(url(self).getPort()) <= 65535`,message="must have a port from 1 to 65535, or none for the one of its scheme"
+	// +kubebuilder:validation:XValidation:rule=`!self.matches('^[^/]+//[^/?#]*:[0-9]{6,}([/?#]|$)') && (!isURL(self) || url(self).getPort() == '' || int(url(self).getPort()) >= 1 && int(url(self).getPort()) <= 65535)`,message="must have a port from 1 to 65535, or none for the one of its scheme"
 	URL string `json:"url"`
 
 	// eventTypes are the patterns of which at least one must match an event's type for it to be delivered here.
@@ -119,7 +119,7 @@ type WebhookEndpointSpec struct {
 	// +listType=map
 	// +listMapKey=name
 	// +kubebuilder:validation:MaxItems=32
-	// +kubebuilder:validation:XValidation:rule=`self.all(h, self.exists_one(other, other.name.lowerAscii() == h.name.lowerAscii()))`,message="must not name a header twice, in whatever case: keep one of them"
+	// +kubebuilder:validation:XValidation:rule=`self.all(h, !self.exists(other, other.name != h.name && other.name.lowerAscii() == h.name.lowerAscii()))`,message="must not name a header twice, in whatever case: keep one of them"
 	Headers []Header `json:"headers,omitempty"`
 
 	// retry says when a failed delivery is attempted again and when it is given up. Absent: the installation's default.
