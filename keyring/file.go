@@ -132,7 +132,7 @@ func (p *parser) keyring() (*Keyring, error) {
 		if err != nil {
 			return nil, fmt.Errorf("keyring line %d: preparing the cipher: %w", e.line, err)
 		}
-		k.keys = append(k.keys, namedKey{name: e.name, aead: aead})
+		k.keys = append(k.keys, namedKey{name: e.name, aead: func() cipher.AEAD { return aead }})
 	}
 	return k, nil
 }

@@ -19,7 +19,11 @@ type Keyring struct {
 // namedKey keeps the prepared cipher; the bytes it was made of are not kept.
 type namedKey struct {
 	name string
-	aead cipher.AEAD
+
+	// Behind a function, for fmt cannot call our methods where a struct holds a
+	// Keyring in an unexported field, follows pointers there, and the cipher's
+	// schedule begins with the key. Of a function it prints the address alone.
+	aead func() cipher.AEAD
 }
 
 // Primary is the name of the key that [Keyring.Seal] uses.
@@ -45,7 +49,7 @@ func (k *Keyring) find(name string) (cipher.AEAD, bool) {
 	if i < 0 {
 		return nil, false
 	}
-	return k.keys[i].aead, true
+	return k.keys[i].aead(), true
 }
 
 // String returns "keyring [2026-08 2025-11]": names, the primary first.

@@ -67,7 +67,7 @@ func (k *Keyring) Seal(plaintext []byte, place ...string) ([]byte, error) {
 	header := make([]byte, 0, headerBytes+len(primary.name)+len(plaintext)+gcmOverhead)
 	header = append(header, version, byte(len(primary.name))) //nolint:gosec // a name has at most MaxNameBytes
 	header = append(header, primary.name...)
-	return primary.aead.Seal(header, nil, plaintext, associatedData(header, place)), nil
+	return primary.aead().Seal(header, nil, plaintext, associatedData(header, place)), nil
 }
 
 // Open decrypts what [Keyring.Seal] made for the same place. Errors: one that is
