@@ -40,11 +40,13 @@ type Backlog struct {
 	DeadLetters   int
 }
 
-// QueueFigures describe the whole queue, for metrics. Counts are bounded by CountLimit per lane.
+// QueueFigures describe the whole queue, for metrics.
 type QueueFigures struct {
-	Claimable    int       // deliveries due now in lanes that a claim may take from
-	OldestDue    time.Time // when the longest-waiting lane fell due; zero: nothing is due
+	At           time.Time // the database's clock
+	Claimable    int       // deliveries due now in lanes that a claim may take from, to CountLimit a lane
+	OldestDue    time.Time // since when the longest-waiting claimable delivery is due; zero: nothing is
 	InFlight     int
 	OpenCircuits int
-	DeadLetters  int
+	DeadLetters  int // to 100,000
+	DaysAhead    int // days after today whose partitions are there, without a gap
 }

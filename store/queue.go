@@ -21,6 +21,8 @@ type Batch struct {
 	Claims []Claim
 	At     time.Time // the database's clock at the claim; leases count from here
 	Lanes  int       // lanes that were ready and locked; 0: nothing is due now
+	Reaped int       // leases that had ended without a result, freed by this claim
+	More   bool      // claiming again at once may get more: a lane is still ready, or there were as many as asked for
 }
 
 // Claim is the right to attempt one delivery until its lease ends, proved by its token.
@@ -59,21 +61,36 @@ const (
 
 // Result ends a claim.
 type Result struct {
-	Claim    Claim // its Body is not needed any more
-	Version  int64 // of the endpoint's row that the request was made by
-	Verdict  Verdict
-	Delay    time.Duration // Retry: until the next attempt; 0: at once
-	Reason   string        // "" when delivered
-	Status   int           // of the response; 0: there was none
-	Duration time.Duration
-	Response []byte // the first bytes of it: valid UTF-8 without NUL
-	Message  string // for the endpoint's status: at most 256 clean characters
-	Gone     bool   // the receiver answered 410: send this version of the endpoint nothing more
+	Claim      Claim // its Body is not needed any more
+	Version    int64 // of the endpoint's row that the request was made by
+	Verdict    Verdict
+	Delay      time.Duration // Retry: until the next attempt; 0: at once
+	Reason     string        // of the attempt; "" when delivered
+	DeadReason string        // Dead: of the dead letter; "": Reason
+	Status     int           // of the response; 0: there was none
+	Duration   time.Duration
+	Response   []byte // the first bytes of it: valid UTF-8 without NUL
+	Message    string // for the endpoint's status: at most 256 clean characters
+	Gone       bool   // the receiver answered 410: send this version of the endpoint nothing more
+	Failing    bool   // Dead: the last attempt failed as a retryable one does, which counts against the circuit
+	Unsent     bool   // no request was made: nothing is recorded as an attempt, its number is free again, the circuit does not move
+}
+
+// circuit says what a result means to the circuit: an answer of the receiver, a failure, or nothing.
+func (r *Result) circuit() string {
+	switch {
+	case r.Verdict == Released || r.Unsent:
+		return "none"
+	case r.Verdict == Retry || r.Verdict == Dead && r.Failing:
+		return "failed"
+	}
+	return "answered"
 }
 
 // Recorded says what Complete did with a result.
 type Recorded struct {
 	Fenced bool  // the claim's lease had ended and it was taken over: nothing was changed
+	Ready  bool  // its lane has something to claim now
 	Err    error // the row was refused for what it holds, alone of its batch; its lease will end by itself
 }
 

@@ -1,0 +1,136 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+)
+
+// endpoint_status is small, one row per endpoint that ever got a request, and read whole: an index on updated_at would
+// cost each completion its HOT update.
+const activities = `
+SELECT p.endpoint_id, p.namespace, p.name, p.uid, s.last_success_at, s.last_failure_at, s.last_failure_event,
+       coalesce(s.last_failure_status, 0), coalesce(s.last_failure_reason, ''), coalesce(s.last_failure_message, ''),
+       coalesce(s.failures, 0), l.open_until, l.probe_token IS NOT NULL, l.gone_at IS NOT NULL
+FROM postrider.endpoint p
+LEFT JOIN postrider.endpoint_status s USING (endpoint_id)
+LEFT JOIN postrider.lane l ON l.lane_id = p.lane_id
+WHERE p.tombstoned_at IS NULL AND ($1::timestamptz IS NULL OR s.updated_at >= $1)
+ORDER BY p.endpoint_id`
+
+// Activities returns the endpoints whose activity moved at or after a time, all of them for the zero time, and the
+// database's clock to ask with next. What commits late carries an earlier time: ask again from some seconds before.
+func (s *Store) Activities(ctx context.Context, since time.Time) ([]Activity, time.Time, error) {
+	var from *time.Time
+	if !since.IsZero() {
+		from = &since
+	}
+	var now time.Time
+	var all []Activity
+	b := &pgx.Batch{}
+	b.Queue("SELECT now()").QueryRow(func(row pgx.Row) error { return row.Scan(&now) })
+	b.Queue(activities, from).Query(func(rows pgx.Rows) (err error) {
+		all, err = pgx.CollectRows(rows, scanActivity)
+		return err
+	})
+	if err := send(ctx, s.pool, b); err != nil {
+		return nil, time.Time{}, fmt.Errorf("read the endpoints' activity: %w", err)
+	}
+	return all, now, nil
+}
+
+func scanActivity(row pgx.CollectableRow) (Activity, error) {
+	var a Activity
+	var success, failure, open *time.Time
+	var event *uuid.UUID
+	var probing, gone *bool
+	err := row.Scan(&a.EndpointID, &a.Namespace, &a.Name, &a.UID, &success, &failure, &event,
+		&a.LastFailure.Status, &a.LastFailure.Reason, &a.LastFailure.Message,
+		&a.ConsecutiveFailures, &open, &probing, &gone)
+	if err != nil {
+		return Activity{}, err
+	}
+	a.LastSuccess, a.LastFailure.At, a.OpenUntil = orZero(success), orZero(failure), orZero(open)
+	if event != nil {
+		a.LastFailure.EventID = *event
+	}
+	a.Probing, a.Gone = probing != nil && *probing, gone != nil && *gone
+	return a, nil
+}
+
+func orZero(t *time.Time) time.Time {
+	if t == nil {
+		return time.Time{}
+	}
+	return *t
+}
+
+// Counted per endpoint and bounded, so that a backlog of millions costs what one of ten thousand does. All lanes of an
+// endpoint: what a disabled one still has to cancel is pending until it is.
+const backlogs = `
+SELECT r.endpoint_id, p.pending, p.oldest, d.dead
+FROM unnest($1::bigint[]) AS r(endpoint_id)
+CROSS JOIN LATERAL (
+    SELECT count(*)::int AS pending, min(accepted_at) AS oldest
+    FROM (SELECT q.accepted_at FROM postrider.lane l CROSS JOIN LATERAL (
+              SELECT accepted_at FROM postrider.delivery WHERE lane_id = l.lane_id ORDER BY available_at, id LIMIT $2) q
+          WHERE l.endpoint_id = r.endpoint_id LIMIT $2) some) p
+CROSS JOIN LATERAL (
+    SELECT count(*)::int AS dead FROM (SELECT FROM postrider.dead_letter WHERE endpoint_id = r.endpoint_id LIMIT $2) some) d
+ORDER BY r.endpoint_id`
+
+// Backlogs counts what waits for some endpoints and what was given up on. The oldest pending delivery is looked for among
+// the CountLimit that fall due first.
+func (s *Store) Backlogs(ctx context.Context, endpointIDs []int64) ([]Backlog, error) {
+	rows, err := s.pool.Query(ctx, backlogs, endpointIDs, CountLimit)
+	if err != nil {
+		return nil, fmt.Errorf("count the backlogs: %w", err)
+	}
+	all, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (Backlog, error) {
+		var b Backlog
+		var oldest *time.Time
+		err := row.Scan(&b.EndpointID, &b.Pending, &oldest, &b.DeadLetters)
+		b.OldestPending = orZero(oldest)
+		return b, err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("count the backlogs: %w", err)
+	}
+	return all, nil
+}
+
+const queueFigures = `
+SELECT (SELECT count(*) FROM postrider.lane l CROSS JOIN LATERAL (
+            SELECT FROM postrider.delivery d
+            WHERE d.lane_id = l.lane_id AND d.available_at <= now() AND d.claim_token IS NULL LIMIT $1) d
+        WHERE l.ready_at <= now())::int,
+       (SELECT min(first.available_at) FROM (SELECT lane_id FROM postrider.lane WHERE ready_at <= now() ORDER BY ready_at LIMIT 1000) l
+        CROSS JOIN LATERAL (
+            SELECT available_at FROM postrider.delivery d
+            WHERE d.lane_id = l.lane_id AND d.available_at <= now() AND d.claim_token IS NULL ORDER BY available_at, id LIMIT 1) first),
+       (SELECT coalesce(sum(inflight), 0) FROM postrider.lane)::int,
+       (SELECT count(*) FROM postrider.lane WHERE open_until IS NOT NULL AND cancelled_at IS NULL)::int,
+       (SELECT count(*) FROM (SELECT FROM postrider.dead_letter LIMIT $2) some)::int,
+       (SELECT coalesce(min(n) FILTER (WHERE NOT there), 8) - 1
+        FROM generate_series(1, 7) AS n CROSS JOIN LATERAL (
+            SELECT to_regclass('postrider.event_' || suffix) IS NOT NULL AND to_regclass('postrider.attempt_' || suffix) IS NOT NULL AS there
+            FROM to_char((now() AT TIME ZONE 'UTC')::date + n, 'YYYYMMDD') AS suffix) day)::int,
+       now()`
+
+// deadLetterLimit bounds QueueFigures.DeadLetters.
+const deadLetterLimit = 100_000
+
+// QueueFigures measures the queue as a whole. It reads every lane: ask every ten seconds or so, in one process.
+func (s *Store) QueueFigures(ctx context.Context) (QueueFigures, error) {
+	var f QueueFigures
+	var oldest *time.Time
+	if err := s.pool.QueryRow(ctx, queueFigures, CountLimit, deadLetterLimit).
+		Scan(&f.Claimable, &oldest, &f.InFlight, &f.OpenCircuits, &f.DeadLetters, &f.DaysAhead, &f.At); err != nil {
+		return QueueFigures{}, fmt.Errorf("measure the queue: %w", err)
+	}
+	f.OldestDue = orZero(oldest)
+	return f, nil
+}

@@ -1,0 +1,227 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// All times are now(), the transaction's start: never later than the truth, so leases and tokens err on the safe side.
+
+// $1 lanes at most, $2 lanes to leave to others.
+const lockReady = `
+SELECT lane_id, coalesce(lease_end <= now(), false)
+FROM postrider.lane
+WHERE ready_at <= now() AND lane_id <> ALL($2::bigint[])
+ORDER BY ready_at LIMIT $1
+FOR NO KEY UPDATE SKIP LOCKED`
+
+// When lockReady got nothing: skipped is not empty. A lane under back-to-back completions is always locked, so wait for
+// the oldest ready one, holding nothing else. The subquery picks one row before any lock: with WHERE ready_at … LIMIT 1
+// FOR NO KEY UPDATE, a lane that is no longer ready once its lock is got stays locked while the statement goes on to wait
+// for the next one, which deadlocks. take tests again whether the lane is ready.
+// $1 lanes to leave to others.
+const lockOldest = `
+SELECT lane_id, coalesce(lease_end <= now(), false)
+FROM postrider.lane
+WHERE lane_id = (SELECT lane_id FROM postrider.lane WHERE ready_at <= now() AND lane_id <> ALL($1::bigint[]) ORDER BY ready_at LIMIT 1)
+FOR NO KEY UPDATE`
+
+// reap frees ended leases of locked lanes ($1) and recounts what is in flight: afterwards they are ordinary unclaimed
+// rows, and whoever held them is fenced. The scan ends once all the lane's claimed rows were seen.
+// SKIP LOCKED: a completion may hold a row and wait for our lane; it will subtract the row itself.
+const reap = `
+WITH held AS MATERIALIZED (
+    SELECT h.id, h.lane_id, h.lease_until
+    FROM postrider.lane l
+    CROSS JOIN LATERAL (
+        SELECT d.id, d.lane_id, d.lease_until FROM postrider.delivery d
+        WHERE d.lane_id = l.lane_id AND d.available_at < 'infinity' AND d.claim_token IS NOT NULL
+        ORDER BY d.available_at, d.id LIMIT l.inflight) h
+    WHERE l.lane_id = ANY($1::bigint[])
+), ended AS MATERIALIZED (
+    SELECT id FROM postrider.delivery
+    WHERE id = ANY(ARRAY(SELECT id FROM held WHERE lease_until <= now())) AND lease_until <= now()
+    FOR UPDATE SKIP LOCKED
+), freed AS (
+    UPDATE postrider.delivery SET claim_token = NULL, lease_until = NULL
+    WHERE id = ANY(ARRAY(SELECT id FROM ended)) RETURNING id, lane_id, available_at
+), counted AS (
+    SELECT l.lane_id, count(h.id) - count(f.id) AS inflight, count(f.id) AS freed,
+           min(h.lease_until) FILTER (WHERE f.id IS NULL) AS lease_end
+    FROM unnest($1::bigint[]) AS l(lane_id)
+    LEFT JOIN held h USING (lane_id)
+    LEFT JOIN freed f ON f.id = h.id
+    GROUP BY l.lane_id
+), recounted AS (
+    UPDATE postrider.lane l
+    SET inflight = c.inflight, lease_end = c.lease_end,
+        due_at = CASE WHEN c.freed > 0 THEN least(l.due_at, now()) ELSE l.due_at END
+    FROM counted c
+    WHERE l.lane_id = c.lane_id AND l.lane_id = ANY($1::bigint[])
+)
+SELECT coalesce(sum(freed), 0)::int FROM counted`
+
+// take claims. $1 lanes (locked), $2 deliveries at most of a lane, $3 a random token for the batch, $4 lease,
+// $5 lanes with a bound of their own, $6 these bounds.
+const take = `
+WITH turn AS MATERIALIZED (
+    -- What each lane may have: its quantum, free concurrency, tokens there by now, one if it probes.
+    SELECT l.lane_id, l.version, l.resumed_at, l.open_until IS NOT NULL AS probe, full_at.token_at,
+           greatest(0, least($2::int, cap.bound, l.max_inflight - l.inflight,
+               1 + floor(extract(epoch FROM now() - full_at.token_at) * l.rate)::int,
+               CASE WHEN l.open_until IS NOT NULL THEN 1 END)) AS may
+    FROM postrider.lane l
+    LEFT JOIN unnest($5::bigint[], $6::int[]) AS cap(lane_id, bound) ON cap.lane_id = l.lane_id
+    -- A bucket never holds more than its burst: its first token is at most burst - 1 tokens old.
+    CROSS JOIN LATERAL (SELECT CASE WHEN l.rate IS NOT NULL THEN
+        greatest(l.token_at, now() - (l.burst - 1) / l.rate * interval '1 s') END AS token_at) full_at
+    WHERE l.lane_id = ANY($1::bigint[]) AND l.ready_at <= now()
+), taken AS (
+    UPDATE postrider.delivery SET attempt = attempt + 1, claim_token = $3::uuid, lease_until = now() + $4::interval
+    WHERE id = ANY(ARRAY(
+        SELECT d.id FROM turn CROSS JOIN LATERAL (
+            SELECT id FROM postrider.delivery
+            WHERE lane_id = turn.lane_id AND available_at <= now() AND claim_token IS NULL
+            ORDER BY available_at, id LIMIT turn.may) d))
+    RETURNING id, lane_id, endpoint_id, event_id, replay_no, attempt, ordering_key, accepted_at
+), counted AS MATERIALIZED (
+    SELECT t.*, count(k.id)::int AS got FROM turn t LEFT JOIN taken k USING (lane_id)
+    GROUP BY t.lane_id, t.version, t.resumed_at, t.probe, t.token_at, t.may
+), turned AS (
+    UPDATE postrider.lane l
+    SET inflight = l.inflight + c.got,
+        lease_end = CASE WHEN c.got > 0 THEN least(l.lease_end, now() + $4::interval) ELSE l.lease_end END,
+        -- Rounded up: 1 / rate to the nearest microsecond adds up to a token too many.
+        token_at = c.token_at + ceil(c.got / l.rate * 1e6) * interval '1 us',
+        -- A probe holds its lane until its result, or until its lease ends without one.
+        open_until = CASE WHEN c.probe AND c.got > 0 THEN now() + $4::interval ELSE l.open_until END,
+        probe_token = CASE WHEN c.probe AND c.got > 0 THEN $3::uuid ELSE l.probe_token END,
+        -- Took all it might: more is likely, to the back of the round robin. Else the next due row, if any.
+        due_at = CASE WHEN c.got = c.may THEN now() ELSE coalesce((
+            SELECT d.available_at FROM postrider.delivery d
+            WHERE d.lane_id = l.lane_id AND d.available_at > now()
+            ORDER BY d.available_at LIMIT 1), 'infinity') END
+    FROM counted c
+    WHERE l.lane_id = c.lane_id AND l.lane_id = ANY($1::bigint[])
+    RETURNING l.ready_at
+)
+SELECT k.id, k.lane_id, k.endpoint_id, t.version, k.event_id, k.replay_no, k.attempt, coalesce(k.ordering_key, ''),
+       k.accepted_at, greatest(k.accepted_at, t.resumed_at), t.probe,
+       b.type, b.content_type, coalesce(b.traceparent, ''), b.headers, b.body,
+       (SELECT bool_or(ready_at <= now()) FROM turned)
+FROM taken k
+JOIN turn t USING (lane_id)
+-- Row by row, pinned only where the event is gone: a join would read all of pinned_event for every claim.
+LEFT JOIN LATERAL (
+    SELECT type, content_type, traceparent, headers, body FROM postrider.event WHERE id = k.event_id
+    UNION ALL
+    SELECT type, content_type, traceparent, headers, body FROM postrider.pinned_event WHERE id = k.event_id
+    LIMIT 1) b ON true`
+
+// Claim takes due deliveries of ready lanes, in turn, and commits before it returns: one transaction of two round trips.
+//
+// Two statements, because a statement's snapshot is older than the locks it takes: reading the deliveries in the
+// statement that locks the lane misses what a completion or an accept committed just before, and the claim would then
+// park the lane over it.
+func (s *Store) Claim(ctx context.Context, r ClaimRequest) (batch Batch, err error) {
+	lanes := min(r.Lanes, r.Budget)
+	if lanes <= 0 {
+		return Batch{}, nil
+	}
+	exclude := r.Exclude
+	if exclude == nil {
+		exclude = []int64{}
+	}
+	conn, err := s.pool.Acquire(ctx)
+	if err != nil {
+		return Batch{}, fmt.Errorf("claim: %w", err)
+	}
+	defer finish(conn, &err)
+
+	ids, expired, at, err := lockLanesFor(ctx, conn, lockReady, lanes, exclude)
+	if err == nil && len(ids) == 0 {
+		if _, err = conn.Exec(ctx, "commit"); err == nil {
+			ids, expired, at, err = lockLanesFor(ctx, conn, lockOldest, exclude)
+		}
+	}
+	if err != nil {
+		return Batch{}, fmt.Errorf("claim: lock ready lanes: %w", err)
+	}
+	if len(ids) == 0 {
+		if _, err = conn.Exec(ctx, "commit"); err != nil {
+			return Batch{}, fmt.Errorf("claim: %w", err)
+		}
+		return Batch{At: at}, nil
+	}
+	batch, err = s.take(ctx, conn, r, ids, expired)
+	if err != nil {
+		return Batch{}, fmt.Errorf("claim: take deliveries: %w", err)
+	}
+	batch.At = at
+	return batch, nil
+}
+
+// lockLanesFor begins a transaction and locks lanes. expired: those that may hold an ended lease.
+func lockLanesFor(ctx context.Context, conn *pgxpool.Conn, lock string, args ...any) (ids, expired []int64, at time.Time, err error) {
+	b := &pgx.Batch{}
+	b.Queue("begin")
+	b.Queue("SELECT now()").QueryRow(func(row pgx.Row) error { return row.Scan(&at) })
+	b.Queue(lock, args...).Query(func(rows pgx.Rows) error {
+		for rows.Next() {
+			var id int64
+			var ended bool
+			if err := rows.Scan(&id, &ended); err != nil {
+				return err
+			}
+			ids = append(ids, id)
+			if ended {
+				expired = append(expired, id)
+			}
+		}
+		return rows.Err()
+	})
+	err = send(ctx, conn, b)
+	return ids, expired, at, err
+}
+
+func (s *Store) take(ctx context.Context, conn *pgxpool.Conn, r ClaimRequest, ids, expired []int64) (Batch, error) {
+	batch := Batch{Lanes: len(ids), More: len(ids) == min(r.Lanes, r.Budget)}
+	capped, bounds := make([]int64, 0, len(r.Caps)), make([]int32, 0, len(r.Caps))
+	for lane, bound := range r.Caps {
+		capped, bounds = append(capped, lane), append(bounds, int32(min(bound, r.Budget)))
+	}
+	token := uuid.New()
+	quantum := max(1, r.Budget/len(ids))
+	if r.PerLane > 0 {
+		quantum = min(quantum, r.PerLane)
+	}
+	b := &pgx.Batch{}
+	if len(expired) > 0 {
+		b.Queue(reap, expired).QueryRow(func(row pgx.Row) error { return row.Scan(&batch.Reaped) })
+	}
+	b.Queue(take, ids, quantum, token, r.Lease, capped, bounds).Query(func(rows pgx.Rows) error {
+		for rows.Next() {
+			c := Claim{Token: token}
+			var eventType, contentType *string
+			var more bool
+			if err := rows.Scan(&c.DeliveryID, &c.LaneID, &c.EndpointID, &c.Version, &c.EventID, &c.ReplayNo, &c.Attempt,
+				&c.OrderingKey, &c.AcceptedAt, &c.AgeFrom, &c.Probe,
+				&eventType, &contentType, &c.Traceparent, &c.Headers, &c.Body, &more); err != nil {
+				return err
+			}
+			if c.BodyLost = eventType == nil; !c.BodyLost {
+				c.EventType, c.ContentType = *eventType, *contentType
+			}
+			batch.Claims = append(batch.Claims, c)
+			batch.More = batch.More || more
+		}
+		return rows.Err()
+	})
+	b.Queue("commit")
+	return batch, send(ctx, conn, b)
+}

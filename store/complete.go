@@ -1,0 +1,393 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// $1 id[], $2 claim token[]. What does not come back is fenced. Matched by (id, token) and not by id alone: a batch may
+// hold a late result beside the result of the claim that followed it. Sorted, as every lock on claimed deliveries is.
+const matchClaims = `
+SELECT d.id, d.claim_token
+FROM unnest($1::bigint[], $2::uuid[]) AS r(id, token)
+JOIN postrider.delivery d ON d.id = r.id AND d.claim_token = r.token
+ORDER BY d.id
+FOR UPDATE OF d`
+
+// $1 id[] of the delivered and the dead.
+const removeDeliveries = `DELETE FROM postrider.delivery WHERE id = ANY($1::bigint[])`
+
+// $1 id[], $2 delay in seconds[] (null: it keeps its place, for a release), $3 attempt numbers given back[].
+const reschedule = `
+UPDATE postrider.delivery d
+SET claim_token = NULL, lease_until = NULL, attempt = d.attempt - r.back,
+    available_at = coalesce(now() + r.delay * interval '1 s', d.available_at)
+FROM unnest($1::bigint[], $2::float8[], $3::int[]) AS r(id, delay, back)
+WHERE d.id = r.id AND d.id = ANY($1::bigint[])`
+
+// One row per attempt made; a release made none.
+const recordAttempts = `
+INSERT INTO postrider.attempt (at, event_id, endpoint_id, replay_no, number, outcome, status, reason, duration_ms, retry_at, response)
+SELECT now(), r.event_id, r.endpoint_id, r.replay_no, r.number, r.outcome, nullif(r.status, 0), nullif(r.reason, ''), r.duration_ms,
+       now() + r.delay * interval '1 s', r.response
+FROM unnest($1::uuid[], $2::bigint[], $3::int[], $4::int[], $5::text[], $6::int[], $7::text[], $8::int[], $9::float8[], $10::bytea[])
+     AS r(event_id, endpoint_id, replay_no, number, outcome, status, reason, duration_ms, delay, response)`
+
+// $1 event[] of the dead. Sorted: two completions pinning the same events must meet in one order.
+const pinEvents = `
+INSERT INTO postrider.pinned_event
+SELECT * FROM postrider.event WHERE id = ANY($1::uuid[]) ORDER BY id
+ON CONFLICT (id) DO NOTHING`
+
+const buryDeliveries = `
+INSERT INTO postrider.dead_letter (endpoint_id, event_id, replay_no, reason, status, attempts, accepted_at)
+SELECT r.endpoint_id, r.event_id, r.replay_no, r.reason, nullif(r.status, 0), r.attempts, r.accepted_at
+FROM unnest($1::bigint[], $2::uuid[], $3::int[], $4::text[], $5::int[], $6::int[], $7::timestamptz[])
+     AS r(endpoint_id, event_id, replay_no, reason, status, attempts, accepted_at)`
+
+// One row per endpoint of the batch. failures: those after its last success in the batch.
+const noteStatus = `
+INSERT INTO postrider.endpoint_status AS s (endpoint_id, last_success_at, last_failure_at, failures,
+    last_failure_event, last_failure_status, last_failure_reason, last_failure_message)
+SELECT r.endpoint_id, CASE WHEN r.ok THEN now() END, CASE WHEN r.failed THEN now() END, r.failures,
+       r.event_id, nullif(r.status, 0), r.reason, r.message
+FROM unnest($1::bigint[], $2::bool[], $3::bool[], $4::int[], $5::uuid[], $6::int[], $7::text[], $8::text[])
+     AS r(endpoint_id, ok, failed, failures, event_id, status, reason, message)
+ORDER BY r.endpoint_id
+ON CONFLICT (endpoint_id) DO UPDATE SET
+    last_success_at = coalesce(excluded.last_success_at, s.last_success_at),
+    failures = excluded.failures + CASE WHEN excluded.last_success_at IS NULL THEN s.failures ELSE 0 END,
+    last_failure_at = coalesce(excluded.last_failure_at, s.last_failure_at),
+    last_failure_event = CASE WHEN excluded.last_failure_at IS NULL THEN s.last_failure_event ELSE excluded.last_failure_event END,
+    last_failure_status = CASE WHEN excluded.last_failure_at IS NULL THEN s.last_failure_status ELSE excluded.last_failure_status END,
+    last_failure_reason = CASE WHEN excluded.last_failure_at IS NULL THEN s.last_failure_reason ELSE excluded.last_failure_reason END,
+    last_failure_message = CASE WHEN excluded.last_failure_at IS NULL THEN s.last_failure_message ELSE excluded.last_failure_message END,
+    updated_at = now()`
+
+// After lockLanes. $1 lane[], $2 token[], $3 endpoint version[], $4 what it means to the circuit[], in order of arrival,
+// $5 seconds until the lane must be looked at[] (the retry's delay; 0 for a release and for the removal of a keyed row;
+// else null), $6 gone[]. Only results sent under the lane's present version move the circuit, and while it is open only
+// the probe's does.
+const settleLanes = `
+WITH old AS MATERIALIZED (
+    -- Read once by the primary key: joined directly, the planner may choose to scan all lanes.
+    SELECT * FROM postrider.lane WHERE lane_id = ANY($1::bigint[])
+), result AS (
+    SELECT r.*, old.version = r.version AS current, r.token = old.probe_token AS probe
+    FROM unnest($1::bigint[], $2::uuid[], $3::bigint[], $4::text[], $5::float8[], $6::bool[])
+         WITH ORDINALITY AS r(lane_id, token, version, sign, delay, gone, n)
+    JOIN old USING (lane_id)
+), marked AS (
+    SELECT *, coalesce(max(n) FILTER (WHERE current AND sign = 'answered') OVER (PARTITION BY lane_id), 0) AS last_ok
+    FROM result
+), change AS MATERIALIZED (
+    SELECT lane_id, count(*)::int AS ended,
+           now() + min(delay) * interval '1 s' AS due_at,
+           max(last_ok) > 0 AS ok,
+           count(*) FILTER (WHERE current AND sign = 'failed' AND n > last_ok)::int AS fails,
+           max(sign) FILTER (WHERE probe) AS probe,
+           bool_or(gone AND current) AS gone
+    FROM marked GROUP BY lane_id
+), next AS MATERIALIZED (
+    SELECT c.*, old.open_until IS NULL AS closed, CASE WHEN c.ok THEN c.fails ELSE old.fails + c.fails END AS run,
+           least(old.cooldown_max, greatest(old.cooldown_min, old.cooldown * 2)) AS longer
+    FROM change c JOIN old USING (lane_id)
+)
+UPDATE postrider.lane l
+SET inflight = l.inflight - c.ended,
+    lease_end = CASE WHEN l.inflight > c.ended THEN l.lease_end END,
+    due_at = least(l.due_at, c.due_at),
+    gone_at = CASE WHEN c.gone THEN coalesce(l.gone_at, now()) ELSE l.gone_at END,
+    fails = CASE WHEN c.closed THEN c.run WHEN c.probe = 'answered' THEN 0 ELSE l.fails END,
+    open_until = CASE
+        WHEN c.closed AND c.fails > 0 AND c.run >= l.threshold THEN now() + l.cooldown_min
+        WHEN c.probe = 'answered' THEN NULL
+        WHEN c.probe = 'failed' THEN now() + c.longer
+        WHEN c.probe = 'none' THEN now()
+        ELSE l.open_until END,
+    cooldown = CASE
+        WHEN c.closed AND c.fails > 0 AND c.run >= l.threshold THEN l.cooldown_min
+        WHEN c.probe = 'answered' THEN interval '0'
+        WHEN c.probe = 'failed' THEN c.longer
+        ELSE l.cooldown END,
+    probe_token = CASE WHEN c.probe IS NULL THEN l.probe_token END
+FROM next c
+WHERE l.lane_id = c.lane_id AND l.lane_id = ANY($1::bigint[])
+RETURNING l.lane_id, l.ready_at <= now()`
+
+// Complete records results, 500 at most, in one transaction, and commits before it returns. Claimed rows are locked
+// first and lanes last, so that a lane is held for little more than the commit.
+//
+// An error means that nothing is known to be recorded; repeating the same results is harmless, since their tokens no
+// longer match once they are. A result whose values the database refuses fails alone: Recorded.Err.
+func (s *Store) Complete(ctx context.Context, results []Result) ([]Recorded, error) {
+	recorded := make([]Recorded, len(results))
+	all := make([]int, len(results))
+	for i := range all {
+		all[i] = i
+	}
+	if err := s.completeOrSplit(ctx, results, all, recorded); err != nil {
+		return nil, err
+	}
+	return recorded, nil
+}
+
+// completeOrSplit records the results at some indices; where the database refuses a value, each half is tried alone.
+func (s *Store) completeOrSplit(ctx context.Context, results []Result, at []int, recorded []Recorded) error {
+	if len(at) == 0 {
+		return nil
+	}
+	err := s.completeTogether(ctx, results, at, recorded)
+	switch {
+	case err == nil:
+		return nil
+	case !badRow(err):
+		return fmt.Errorf("record results: %w", err)
+	case len(at) == 1:
+		recorded[at[0]].Err = fmt.Errorf("record the result of delivery %d: %w", results[at[0]].Claim.DeliveryID, err)
+		return nil
+	}
+	half := len(at) / 2
+	if err := s.completeOrSplit(ctx, results, at[:half], recorded); err != nil {
+		return err
+	}
+	return s.completeOrSplit(ctx, results, at[half:], recorded)
+}
+
+type claimKey struct {
+	id    int64
+	token uuid.UUID
+}
+
+func (s *Store) completeTogether(ctx context.Context, results []Result, at []int, recorded []Recorded) (err error) {
+	conn, err := s.pool.Acquire(ctx)
+	if err != nil {
+		return err
+	}
+	defer finish(conn, &err)
+	owned, err := matchOwned(ctx, conn, results, at)
+	if err != nil {
+		return err
+	}
+	var c completion
+	for _, i := range at {
+		r := &results[i]
+		recorded[i] = Recorded{Fenced: !owned[claimKey{r.Claim.DeliveryID, r.Claim.Token}]}
+		if !recorded[i].Fenced {
+			c.add(r)
+		}
+	}
+	ready := map[int64]bool{}
+	b := &pgx.Batch{}
+	c.queue(b, ready)
+	b.Queue("commit")
+	if err = send(ctx, conn, b); err != nil {
+		return err
+	}
+	for _, i := range at {
+		recorded[i].Ready = !recorded[i].Fenced && ready[results[i].Claim.LaneID]
+	}
+	return nil
+}
+
+// matchOwned begins the transaction and locks the deliveries whose claims still stand.
+func matchOwned(ctx context.Context, conn *pgxpool.Conn, results []Result, at []int) (map[claimKey]bool, error) {
+	ids, tokens := make([]int64, len(at)), make([]uuid.UUID, len(at))
+	for n, i := range at {
+		ids[n], tokens[n] = results[i].Claim.DeliveryID, results[i].Claim.Token
+	}
+	owned := make(map[claimKey]bool, len(at))
+	b := &pgx.Batch{}
+	b.Queue("begin")
+	b.Queue(matchClaims, ids, tokens).Query(func(rows pgx.Rows) error {
+		for rows.Next() {
+			var k claimKey
+			if err := rows.Scan(&k.id, &k.token); err != nil {
+				return err
+			}
+			owned[k] = true
+		}
+		return rows.Err()
+	})
+	return owned, send(ctx, conn, b)
+}
+
+// completion gathers the columns of one completing transaction.
+type completion struct {
+	removed []int64
+
+	moved  []int64
+	delays []*float64
+	back   []int32
+
+	attempt struct {
+		event          []uuid.UUID
+		endpoint       []int64
+		replay, number []int32
+		outcome        []string
+		status         []int32
+		reason         []string
+		duration       []int32
+		delay          []*float64
+		response       [][]byte
+	}
+	dead struct {
+		endpoint []int64
+		event    []uuid.UUID
+		replay   []int32
+		reason   []string
+		status   []int32
+		attempts []int32
+		accepted []time.Time
+	}
+	status map[int64]*endpointNews
+
+	lane struct {
+		id      []int64
+		token   []uuid.UUID
+		version []int64
+		circuit []string
+		look    []*float64
+		gone    []bool
+	}
+	keyLanes []int64
+	keys     []string
+}
+
+// endpointNews is what a batch says of one endpoint.
+type endpointNews struct {
+	ok, failed bool
+	failures   int32 // since the last success
+	last       *Result
+}
+
+// add takes in one result whose claim stands.
+func (c *completion) add(r *Result) {
+	k := &r.Claim
+	atOnce := 0.0
+	var delay, look *float64
+	given := int32(0) // attempt numbers given back
+	if r.Verdict == Released || r.Unsent {
+		given = 1
+	}
+	switch r.Verdict {
+	case Retry:
+		seconds := r.Delay.Seconds()
+		delay, look = &seconds, &seconds
+		c.moved, c.delays, c.back = append(c.moved, k.DeliveryID), append(c.delays, delay), append(c.back, given)
+	case Released:
+		look = &atOnce
+		c.moved, c.delays, c.back = append(c.moved, k.DeliveryID), append(c.delays, nil), append(c.back, given)
+	case Delivered, Dead:
+		c.removed = append(c.removed, k.DeliveryID)
+		if k.OrderingKey != "" {
+			look = &atOnce
+			c.keyLanes, c.keys = append(c.keyLanes, k.LaneID), append(c.keys, k.OrderingKey)
+		}
+	}
+	if r.Verdict == Dead {
+		c.addDead(r, int32(k.Attempt)-given)
+	}
+	l := &c.lane
+	l.id, l.token, l.version = append(l.id, k.LaneID), append(l.token, k.Token), append(l.version, r.Version)
+	l.circuit, l.look, l.gone = append(l.circuit, r.circuit()), append(l.look, look), append(l.gone, r.Gone)
+	if r.Verdict == Released {
+		return
+	}
+	c.addNews(r)
+	if !r.Unsent {
+		c.addAttempt(r, delay)
+	}
+}
+
+func (c *completion) addDead(r *Result, attempts int32) {
+	k, d := &r.Claim, &c.dead
+	reason := r.DeadReason
+	if reason == "" {
+		reason = r.Reason
+	}
+	d.endpoint, d.event, d.replay = append(d.endpoint, k.EndpointID), append(d.event, k.EventID), append(d.replay, int32(k.ReplayNo))
+	d.reason, d.status, d.attempts = append(d.reason, reason), append(d.status, int32(r.Status)), append(d.attempts, attempts)
+	d.accepted = append(d.accepted, k.AcceptedAt)
+}
+
+// addAttempt takes in what was attempted, for the history.
+func (c *completion) addAttempt(r *Result, delay *float64) {
+	k, a := &r.Claim, &c.attempt
+	a.event, a.endpoint = append(a.event, k.EventID), append(a.endpoint, k.EndpointID)
+	a.replay, a.number = append(a.replay, int32(k.ReplayNo)), append(a.number, int32(k.Attempt))
+	a.outcome, a.status, a.reason = append(a.outcome, string(r.Verdict)), append(a.status, int32(r.Status)), append(a.reason, r.Reason)
+	a.duration, a.delay, a.response = append(a.duration, int32(r.Duration.Milliseconds())), append(a.delay, delay), append(a.response, r.Response)
+}
+
+// addNews takes in what the endpoint's status will say.
+func (c *completion) addNews(r *Result) {
+	if c.status == nil {
+		c.status = map[int64]*endpointNews{}
+	}
+	news := c.status[r.Claim.EndpointID]
+	if news == nil {
+		news = &endpointNews{}
+		c.status[r.Claim.EndpointID] = news
+	}
+	if r.Verdict == Delivered {
+		news.ok, news.failures = true, 0
+		return
+	}
+	news.failed, news.last = true, r
+	news.failures++
+}
+
+// queue puts the statements in the order that their locks demand; ready is filled in with the lanes that have more.
+func (c *completion) queue(b *pgx.Batch, ready map[int64]bool) {
+	if len(c.removed) > 0 {
+		b.Queue(removeDeliveries, c.removed)
+	}
+	if len(c.moved) > 0 {
+		b.Queue(reschedule, c.moved, c.delays, c.back)
+	}
+	if a := &c.attempt; len(a.event) > 0 {
+		b.Queue(recordAttempts, a.event, a.endpoint, a.replay, a.number, a.outcome, a.status, a.reason, a.duration, a.delay, a.response)
+	}
+	if d := &c.dead; len(d.event) > 0 {
+		b.Queue(pinEvents, d.event)
+		b.Queue(buryDeliveries, d.endpoint, d.event, d.replay, d.reason, d.status, d.attempts, d.accepted)
+	}
+	c.queueStatus(b)
+	if l := &c.lane; len(l.id) > 0 {
+		b.Queue(lockLanes, l.id)
+		b.Queue(settleLanes, l.id, l.token, l.version, l.circuit, l.look, l.gone).Query(func(rows pgx.Rows) error {
+			var id int64
+			var now bool
+			_, err := pgx.ForEachRow(rows, []any{&id, &now}, func() error { ready[id] = now; return nil })
+			return err
+		})
+	}
+	if len(c.keys) > 0 {
+		b.Queue(promoteKeys, c.keyLanes, c.keys) // after the removal, so that it need not be told what to leave out
+	}
+}
+
+func (c *completion) queueStatus(b *pgx.Batch) {
+	n := len(c.status)
+	if n == 0 {
+		return
+	}
+	endpoint, ok, failed, failures := make([]int64, 0, n), make([]bool, 0, n), make([]bool, 0, n), make([]int32, 0, n)
+	event, status, reason, message := make([]*uuid.UUID, 0, n), make([]int32, 0, n), make([]*string, 0, n), make([]*string, 0, n)
+	for id, news := range c.status {
+		endpoint, ok, failed, failures = append(endpoint, id), append(ok, news.ok), append(failed, news.failed), append(failures, news.failures)
+		if r := news.last; r != nil {
+			event, status = append(event, &r.Claim.EventID), append(status, int32(r.Status))
+			reason, message = append(reason, &r.Reason), append(message, &r.Message)
+		} else {
+			event, status, reason, message = append(event, nil), append(status, 0), append(reason, nil), append(message, nil)
+		}
+	}
+	b.Queue(noteStatus, endpoint, ok, failed, failures, event, status, reason, message)
+}

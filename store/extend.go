@@ -1,0 +1,71 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+)
+
+// $1 id[], $2 token[], $3 lease. SKIP LOCKED: a row locked now is being completed or reaped, and waiting for several
+// rows in no order could deadlock with either. The lane's lease_end stays: it is a lower bound, and the reap that it
+// causes finds the longer lease.
+const extendLeases = `
+UPDATE postrider.delivery SET lease_until = now() + $3::interval
+WHERE id = ANY(ARRAY(
+    SELECT d.id FROM unnest($1::bigint[], $2::uuid[]) AS r(id, token)
+    JOIN postrider.delivery d ON d.id = r.id AND d.claim_token = r.token
+    FOR UPDATE OF d SKIP LOCKED))
+RETURNING id`
+
+// $1 lane[], $2 token[] of extended probes only, after lockLanes: a longer lease must also keep the next probe back.
+const extendProbes = `
+UPDATE postrider.lane l SET open_until = now() + $3::interval
+FROM unnest($1::bigint[], $2::uuid[]) AS r(lane_id, token)
+WHERE l.lane_id = r.lane_id AND l.probe_token = r.token AND l.lane_id = ANY($1::bigint[])`
+
+// Extend asks for longer leases, counted from at. A delivery that is not among extended is lost to its claim: abandon
+// the request.
+func (s *Store) Extend(ctx context.Context, leases []Lease, lease time.Duration) (extended map[int64]bool, at time.Time, err error) {
+	extended = map[int64]bool{}
+	if len(leases) == 0 {
+		return extended, time.Time{}, nil
+	}
+	var ids, probeLanes []int64
+	var tokens, probeTokens []uuid.UUID
+	for _, l := range leases {
+		ids, tokens = append(ids, l.DeliveryID), append(tokens, l.Token)
+		if l.Probe {
+			probeLanes, probeTokens = append(probeLanes, l.LaneID), append(probeTokens, l.Token)
+		}
+	}
+	conn, err := s.pool.Acquire(ctx)
+	if err != nil {
+		return nil, time.Time{}, fmt.Errorf("extend leases: %w", err)
+	}
+	defer finish(conn, &err)
+	b := &pgx.Batch{}
+	b.Queue("begin")
+	b.Queue("SELECT now()").QueryRow(func(row pgx.Row) error { return row.Scan(&at) })
+	b.Queue(extendLeases, ids, tokens, lease).Query(func(rows pgx.Rows) error {
+		for rows.Next() {
+			var id int64
+			if err := rows.Scan(&id); err != nil {
+				return err
+			}
+			extended[id] = true
+		}
+		return rows.Err()
+	})
+	if len(probeLanes) > 0 {
+		b.Queue(lockLanes, probeLanes)
+		b.Queue(extendProbes, probeLanes, probeTokens, lease)
+	}
+	b.Queue("commit")
+	if err = send(ctx, conn, b); err != nil {
+		return nil, time.Time{}, fmt.Errorf("extend leases: %w", err)
+	}
+	return extended, at, nil
+}

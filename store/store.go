@@ -1,0 +1,200 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+var (
+	// ErrNotFound: there is no such row, or it is another tenant's.
+	ErrNotFound = errors.New("not found")
+	// ErrConflict: the row has changed since it was read. Read it and decide again.
+	ErrConflict = errors.New("the row was changed meanwhile")
+	// ErrStale: the row holds a newer generation of the same object.
+	ErrStale = errors.New("the row holds a newer generation")
+	// ErrOwned: the database belongs to another installation.
+	ErrOwned = errors.New("the database belongs to another installation")
+)
+
+// Options of a Store.
+type Options struct {
+	// DSN of the database, as a URL or in key=value form. Required.
+	DSN string
+	// DirectDSN reaches Postgres itself where DSN goes through a pooler: for listening and for what holds a session
+	// lock. Empty: DSN.
+	DirectDSN string
+	// MaxConns bounds the pool. 0: 10.
+	MaxConns int32
+	// Application is the application_name in pg_stat_activity. Empty: "postrider".
+	Application string
+}
+
+// Store runs the statements on a pool of connections. It is safe for concurrent use.
+type Store struct {
+	pool   *pgxpool.Pool
+	direct *pgx.ConnConfig
+
+	keysMu sync.Mutex
+	keys   map[int64]string // sweep: the ordering key after which to go on, by lane
+}
+
+// Open makes the pool. It connects when first used: a database that is away does not fail it.
+func Open(ctx context.Context, o Options) (*Store, error) {
+	config, err := pgxpool.ParseConfig(o.DSN)
+	if err != nil {
+		return nil, fmt.Errorf("database DSN: %w", withoutDSN(err))
+	}
+	config.MaxConns = 10
+	if o.MaxConns > 0 {
+		config.MaxConns = o.MaxConns
+	}
+	// A database that moved to another address behind the same name is noticed by new connections.
+	config.MaxConnLifetime = 30 * time.Minute
+	config.MaxConnLifetimeJitter = 5 * time.Minute
+	config.HealthCheckPeriod = 15 * time.Second
+	tune(config.ConnConfig, o.Application)
+
+	direct := config.ConnConfig.Copy()
+	if o.DirectDSN != "" {
+		if direct, err = pgx.ParseConfig(o.DirectDSN); err != nil {
+			return nil, fmt.Errorf("direct database DSN: %w", withoutDSN(err))
+		}
+		tune(direct, o.Application)
+	}
+	pool, err := pgxpool.NewWithConfig(ctx, config)
+	if err != nil {
+		return nil, fmt.Errorf("make the connection pool: %w", err)
+	}
+	return &Store{pool: pool, direct: direct, keys: map[int64]string{}}, nil
+}
+
+// tune sets what each connection needs.
+func tune(c *pgx.ConnConfig, application string) {
+	if application == "" {
+		application = "postrider"
+	}
+	c.ConnectTimeout = 5 * time.Second
+	p := c.RuntimeParams
+	p["application_name"] = application
+	p["timezone"] = "UTC"
+	// The queue's tables are planned while empty and run while full, or full of dead rows: their statistics are never
+	// to be trusted, and a plan made for an empty table scans a full one.
+	p["enable_seqscan"] = "off"
+	p["enable_bitmapscan"] = "off"
+	p["plan_cache_mode"] = "force_generic_plan"
+	p["jit"] = "off"
+	// Whoever vanished from the network must not keep its locks.
+	p["idle_in_transaction_session_timeout"] = "10s"
+	p["tcp_keepalives_idle"] = "15"
+	p["tcp_keepalives_interval"] = "5"
+	p["tcp_keepalives_count"] = "3"
+}
+
+// withoutDSN keeps the parser's reason and drops the connection string, which may hold a password.
+func withoutDSN(err error) error {
+	var parse *pgconn.ParseConfigError
+	if errors.As(err, &parse) {
+		if cause := errors.Unwrap(err); cause != nil {
+			return cause
+		}
+		return errors.New("it cannot be parsed")
+	}
+	return errors.New("it cannot be parsed")
+}
+
+// Close waits for borrowed connections and closes all.
+func (s *Store) Close() { s.pool.Close() }
+
+// Ping asks the database for a sign of life.
+func (s *Store) Ping(ctx context.Context) error {
+	if err := s.pool.Ping(ctx); err != nil {
+		return fmt.Errorf("reach the database: %w", err)
+	}
+	return nil
+}
+
+// PoolStats tells of the pool, for metrics.
+func (s *Store) PoolStats() *pgxpool.Stat { return s.pool.Stat() }
+
+// IsUnavailable tells that the database is away, restarting, read-only, full, or that no connection came free in time: waiting
+// may help. It is false for a fault of ours, such as a statement that the database refused.
+func IsUnavailable(err error) bool {
+	if err == nil {
+		return false
+	}
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) {
+		switch {
+		case strings.HasPrefix(pg.Code, "08"), // connection exception
+			strings.HasPrefix(pg.Code, "53"),                           // insufficient resources
+			strings.HasPrefix(pg.Code, "57P"),                          // shutdown, crash, cannot connect now
+			strings.HasPrefix(pg.Code, "58"),                           // system error
+			pg.Code == "57014",                                         // query cancelled, by a timeout
+			pg.Code == "25006",                                         // read-only: a standby, during a failover
+			pg.Code == "25P03",                                         // idle in transaction timeout
+			pg.Code == "28P01", pg.Code == "28000", pg.Code == "3D000": // credentials or database not there (yet)
+			return true
+		}
+		return false
+	}
+	var connect *pgconn.ConnectError
+	var network net.Error
+	return errors.As(err, &connect) || errors.As(err, &network) || errors.Is(err, context.DeadlineExceeded) ||
+		errors.Is(err, net.ErrClosed) || pgconn.Timeout(err) || pgconn.SafeToRetry(err) || brokenConnection(err)
+}
+
+// brokenConnection recognises a connection that broke under a statement: pgx reports it as an unexpected end.
+func brokenConnection(err error) bool {
+	text := err.Error()
+	return strings.Contains(text, "unexpected EOF") || strings.Contains(text, "conn closed") ||
+		strings.Contains(text, "connection reset") || strings.Contains(text, "broken pipe") || strings.Contains(text, "closed pool")
+}
+
+// badRow tells that the database refused a value: data exceptions and integrity violations.
+func badRow(err error) bool {
+	var pg *pgconn.PgError
+	return errors.As(err, &pg) && (strings.HasPrefix(pg.Code, "22") || strings.HasPrefix(pg.Code, "23"))
+}
+
+// isUnique tells that a unique index refused a row.
+func isUnique(err error) bool {
+	var pg *pgconn.PgError
+	return errors.As(err, &pg) && pg.Code == "23505"
+}
+
+// finish ends a transaction that was begun by a queued statement: after an error it is rolled back, on a context of
+// its own since the caller's may be what ended it.
+func finish(conn *pgxpool.Conn, err *error) {
+	if *err != nil && !conn.Conn().IsClosed() {
+		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+		defer cancel()
+		if _, failed := conn.Exec(ctx, "rollback"); failed != nil {
+			_ = conn.Conn().Close(ctx)
+		}
+	}
+	conn.Release()
+}
+
+// inTx runs f in a transaction.
+func (s *Store) inTx(ctx context.Context, f func(pgx.Tx) error) error {
+	return pgx.BeginFunc(ctx, s.pool, f)
+}
+
+// send runs a batch whose results nobody reads, in one implicit transaction.
+func send(ctx context.Context, conn interface {
+	SendBatch(context.Context, *pgx.Batch) pgx.BatchResults
+}, b *pgx.Batch) error {
+	if b.Len() == 0 {
+		return nil
+	}
+	return conn.SendBatch(ctx, b).Close()
+}

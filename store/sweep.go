@@ -1,0 +1,230 @@
+package store
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// What a lost touch, a lost process or a changed ordering leaves behind is mended here. Reads find suspects without a
+// lock, in chunks of lanes; the mending statements run under lockLanes and look again. In steady state nothing is found.
+
+// Each chore has an advisory lock of its own, taken for the transaction with a try: another replica is at it already.
+type chore int64
+
+const choreBase = 0x706f7374_0000 // "post", so as not to meet another application's locks in a shared database
+
+const (
+	chorePartitions chore = choreBase + iota
+	choreSweep
+	choreCancel
+	choreExpire
+	chorePurge
+	choreDrop
+)
+
+const tryChore = `SELECT pg_try_advisory_xact_lock($1)`
+
+// asChore runs f in a transaction under the chore's lock; where another process has it, f is not run.
+func (s *Store) asChore(ctx context.Context, c chore, f func(pgx.Tx) error) error {
+	return s.inTx(ctx, func(tx pgx.Tx) error {
+		var ours bool
+		if err := tx.QueryRow(ctx, tryChore, int64(c)).Scan(&ours); err != nil || !ours {
+			return err
+		}
+		return f(tx)
+	})
+}
+
+// $1 after this lane, $2 lanes at most.
+const someLanes = `SELECT lane_id FROM postrider.lane WHERE lane_id > $1 AND cancelled_at IS NULL ORDER BY lane_id LIMIT $2`
+
+// $1 lane[]. Due rows that no claim will look at in time. Mend: lockLanes, touchLanes.
+const strandedLanes = `
+SELECT l.lane_id
+FROM postrider.lane l
+CROSS JOIN LATERAL (
+    SELECT available_at FROM postrider.delivery d
+    WHERE d.lane_id = l.lane_id AND d.claim_token IS NULL
+    ORDER BY available_at, id LIMIT 1) first
+WHERE l.lane_id = ANY($1::bigint[]) AND l.due_at > greatest(first.available_at, now())`
+
+// $1 lane[], $2 the key to go on after[] (” from the start), $3 keys at most of a lane. Walks the keys of ordered lanes, a
+// probe or two each: headless ones have followers and no visible row, many-headed ones more than one visible row. The
+// walk is bounded; the last key says where to go on.
+const walkKeys = `
+WITH RECURSIVE walk AS (
+    SELECT l.lane_id, 1 AS step, (SELECT min(d.ordering_key) FROM postrider.delivery d
+                       WHERE d.lane_id = l.lane_id AND d.ordering_key > r.after) AS key
+    FROM unnest($1::bigint[], $2::text[]) AS r(lane_id, after)
+    JOIN postrider.lane l ON l.lane_id = r.lane_id AND l.ordered AND l.lane_id = ANY($1::bigint[])
+    UNION ALL
+    SELECT w.lane_id, w.step + 1, (SELECT min(d.ordering_key) FROM postrider.delivery d
+                       WHERE d.lane_id = w.lane_id AND d.ordering_key > w.key)
+    FROM walk w WHERE w.key IS NOT NULL AND w.step < $3
+)
+SELECT w.lane_id, w.key, w.step = $3,
+       (SELECT available_at = 'infinity' FROM postrider.delivery d
+        WHERE d.lane_id = w.lane_id AND d.ordering_key = w.key
+        ORDER BY available_at, id LIMIT 1),
+       coalesce((SELECT available_at < 'infinity' FROM postrider.delivery d
+        WHERE d.lane_id = w.lane_id AND d.ordering_key = w.key
+        ORDER BY available_at, id OFFSET 1 LIMIT 1), false)
+FROM walk w WHERE w.key IS NOT NULL`
+
+// $1 lane[] (locked), $2 key[], $3 rows at most. After None → Key: of a key's visible rows the claimed ones stay, else the
+// oldest.
+const parkKeys = `
+UPDATE postrider.delivery SET available_at = 'infinity'
+WHERE id = ANY(ARRAY(
+    SELECT d.id FROM (SELECT DISTINCT * FROM unnest($1::bigint[], $2::text[]) AS t(lane_id, key)) k
+    JOIN postrider.lane l ON l.lane_id = k.lane_id AND l.ordered
+    JOIN postrider.delivery d ON d.lane_id = k.lane_id AND d.ordering_key = k.key
+    WHERE d.available_at < 'infinity' AND d.claim_token IS NULL
+      AND EXISTS (SELECT FROM postrider.delivery o
+                  WHERE o.lane_id = d.lane_id AND o.ordering_key = d.ordering_key AND o.available_at < 'infinity'
+                    AND o.id <> d.id AND (o.claim_token IS NOT NULL OR o.id < d.id))
+    LIMIT $3))`
+
+// $1 lane[]. Lanes without ordering that have followers: nothing promotes these any more. Mend: lockLanes, unparkRows,
+// touchLanes.
+const parkedLanes = `
+SELECT l.lane_id FROM postrider.lane l
+WHERE l.lane_id = ANY($1::bigint[]) AND NOT l.ordered
+  AND EXISTS (SELECT FROM postrider.delivery d WHERE d.lane_id = l.lane_id AND d.available_at = 'infinity')`
+
+// $1 lane[] (locked), $2 rows at most of a lane.
+const unparkRows = `
+UPDATE postrider.delivery SET available_at = now()
+WHERE id = ANY(ARRAY(
+    SELECT d.id FROM postrider.lane l CROSS JOIN LATERAL (
+        SELECT id FROM postrider.delivery WHERE lane_id = l.lane_id AND available_at = 'infinity' LIMIT $2) d
+    WHERE l.lane_id = ANY($1::bigint[]) AND NOT l.ordered))`
+
+// Bounds of one sweep's work.
+const (
+	sweepKeys = 1_000 // keys walked of a lane
+	sweepRows = 5_000 // rows parked or unparked
+)
+
+// SweepLanes mends a chunk of n lanes after one and returns the last of them, or 0 where the round is complete or another
+// process sweeps.
+func (s *Store) SweepLanes(ctx context.Context, after int64, n int) (next int64, mended int, err error) {
+	err = s.asChore(ctx, choreSweep, func(tx pgx.Tx) error {
+		rows, err := tx.Query(ctx, someLanes, after, n)
+		if err != nil {
+			return err
+		}
+		lanes, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+		if err != nil || len(lanes) == 0 {
+			return err
+		}
+		if len(lanes) == n {
+			next = lanes[n-1]
+		}
+		w, err := s.findSuspects(ctx, tx, lanes)
+		if err != nil {
+			return err
+		}
+		mended = len(w.stranded) + len(w.headless.key) + len(w.manyHeaded.key) + len(w.parked)
+		return w.mend(ctx, tx)
+	})
+	if err != nil {
+		return 0, 0, fmt.Errorf("sweep the lanes after %d: %w", after, err)
+	}
+	return next, mended, nil
+}
+
+type laneKeys struct {
+	lane []int64
+	key  []string
+}
+
+type suspects struct {
+	stranded, parked     []int64
+	headless, manyHeaded laneKeys
+}
+
+func (s *Store) findSuspects(ctx context.Context, tx pgx.Tx, lanes []int64) (suspects, error) {
+	var w suspects
+	after := s.keysAfter(lanes)
+	reached := map[int64]string{}
+	collect := func(into *[]int64) func(pgx.Rows) error {
+		return func(rows pgx.Rows) (err error) {
+			*into, err = pgx.CollectRows(rows, pgx.RowTo[int64])
+			return err
+		}
+	}
+	b := &pgx.Batch{}
+	b.Queue(strandedLanes, lanes).Query(collect(&w.stranded))
+	b.Queue(parkedLanes, lanes).Query(collect(&w.parked))
+	b.Queue(walkKeys, lanes, after, sweepKeys).Query(func(rows pgx.Rows) error {
+		var lane int64
+		var key string
+		var last, headless, many bool
+		_, err := pgx.ForEachRow(rows, []any{&lane, &key, &last, &headless, &many}, func() error {
+			if headless {
+				w.headless.lane, w.headless.key = append(w.headless.lane, lane), append(w.headless.key, key)
+			}
+			if many {
+				w.manyHeaded.lane, w.manyHeaded.key = append(w.manyHeaded.lane, lane), append(w.manyHeaded.key, key)
+			}
+			if last {
+				reached[lane] = key
+			}
+			return nil
+		})
+		return err
+	})
+	err := send(ctx, tx, b)
+	if err == nil {
+		s.keepKeys(lanes, reached)
+	}
+	return w, err
+}
+
+// mend locks the suspects' lanes in one sorted go and looks again.
+func (w *suspects) mend(ctx context.Context, tx pgx.Tx) error {
+	lanes := append(append(append(append([]int64{}, w.stranded...), w.parked...), w.headless.lane...), w.manyHeaded.lane...)
+	if len(lanes) == 0 {
+		return nil
+	}
+	b := &pgx.Batch{}
+	b.Queue(lockLanes, lanes)
+	if len(w.headless.key) > 0 {
+		b.Queue(promoteKeys, w.headless.lane, w.headless.key)
+	}
+	if len(w.manyHeaded.key) > 0 {
+		b.Queue(parkKeys, w.manyHeaded.lane, w.manyHeaded.key, sweepRows)
+	}
+	if len(w.parked) > 0 {
+		b.Queue(unparkRows, w.parked, sweepRows)
+	}
+	b.Queue(touchLanes, lanes)
+	return send(ctx, tx, b)
+}
+
+// keysAfter returns for each lane the key where its walk goes on. keepKeys notes where a bounded walk stopped; one that
+// ended starts over.
+func (s *Store) keysAfter(lanes []int64) []string {
+	s.keysMu.Lock()
+	defer s.keysMu.Unlock()
+	after := make([]string, len(lanes))
+	for i, lane := range lanes {
+		after[i] = s.keys[lane]
+	}
+	return after
+}
+
+func (s *Store) keepKeys(lanes []int64, reached map[int64]string) {
+	s.keysMu.Lock()
+	defer s.keysMu.Unlock()
+	for _, lane := range lanes {
+		if key, ok := reached[lane]; ok {
+			s.keys[lane] = key
+		} else {
+			delete(s.keys, lane)
+		}
+	}
+}

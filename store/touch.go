@@ -1,0 +1,101 @@
+package store
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// $1 lane[]. Every transaction of several lanes begins its lane work with this, so lanes are always locked in order.
+const lockLanes = `SELECT FROM postrider.lane WHERE lane_id = ANY($1::bigint[]) ORDER BY lane_id FOR NO KEY UPDATE`
+
+// $1 lane[], $2 key[]: keys that may have lost their visible row or got their first. Only under the lanes' locks.
+// The first entry by (available_at, id) is the visible row if there is one, else the next to become it.
+const promoteKeys = `
+UPDATE postrider.delivery SET available_at = now()
+WHERE available_at = 'infinity' AND id = ANY(ARRAY(
+    SELECT head.id
+    FROM (SELECT DISTINCT lane_id, key FROM unnest($1::bigint[], $2::text[]) AS t(lane_id, key)) k
+    CROSS JOIN LATERAL (
+        SELECT id, available_at FROM postrider.delivery d
+        WHERE d.lane_id = k.lane_id AND d.ordering_key = k.key
+        ORDER BY available_at, id LIMIT 1) head
+    WHERE head.available_at = 'infinity'))`
+
+// $1 lane[].
+const touchLanes = `UPDATE postrider.lane SET due_at = now() WHERE lane_id = ANY($1::bigint[]) AND due_at > now()`
+
+// Touch wakes the lanes that got new deliveries and promotes their keys; call it after the accept's commit, one for
+// many accepts. Losing it costs what the sweep mends, so its commit does not wait for the disk.
+//
+// Why it must lock first: a claim whose snapshot is older than the accept's commit finds the lane empty and parks it.
+// Either that claim locked the lane before us: we wait, then see it parked. Or it locks after us: its snapshot, taken
+// under the lock, sees the new rows. A plain UPDATE … WHERE due_at > now() would skip the lane without waiting.
+func (s *Store) Touch(ctx context.Context, touched []Touched) error {
+	if len(touched) == 0 {
+		return nil
+	}
+	lanes := make([]int64, 0, len(touched))
+	var keyLanes []int64
+	var keys []string
+	for _, t := range touched {
+		lanes = append(lanes, t.LaneID)
+		if t.OrderingKey != "" {
+			keyLanes, keys = append(keyLanes, t.LaneID), append(keys, t.OrderingKey)
+		}
+	}
+	if err := s.touch(ctx, lanes, keyLanes, keys); err != nil {
+		return fmt.Errorf("wake %d lanes: %w", len(lanes), err)
+	}
+	return nil
+}
+
+func (s *Store) touch(ctx context.Context, lanes, keyLanes []int64, keys []string) (err error) {
+	conn, err := s.pool.Acquire(ctx)
+	if err != nil {
+		return err
+	}
+	defer finish(conn, &err)
+	b := &pgx.Batch{}
+	b.Queue("begin")
+	b.Queue("SET LOCAL synchronous_commit = off")
+	b.Queue(lockLanes, lanes)
+	if len(keys) > 0 {
+		b.Queue(promoteKeys, keyLanes, keys)
+	}
+	b.Queue(touchLanes, lanes)
+	b.Queue("commit")
+	return send(ctx, conn, b)
+}
+
+// channel is where dispatchers listen. It is the one name for all installations: each has a database of its own.
+const channel = "postrider_due"
+
+// Notify tells the listening dispatchers that something is due. Never inside an accepting transaction: NOTIFY takes a
+// database-wide lock at commit. At most one per 10 ms and process, on the leading and the trailing edge.
+func (s *Store) Notify(ctx context.Context) error {
+	if _, err := s.pool.Exec(ctx, "NOTIFY "+channel); err != nil {
+		return fmt.Errorf("notify the dispatchers: %w", err)
+	}
+	return nil
+}
+
+// Listen calls wake once listening has begun, since what came before was missed, and at each notification. It holds a
+// connection of its own and returns when that is lost or the context ends.
+func (s *Store) Listen(ctx context.Context, wake func()) error {
+	conn, err := pgx.ConnectConfig(ctx, s.direct.Copy())
+	if err != nil {
+		return fmt.Errorf("listen: connect: %w", err)
+	}
+	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
+	if _, err := conn.Exec(ctx, "LISTEN "+channel); err != nil {
+		return fmt.Errorf("listen: %w", err)
+	}
+	for {
+		wake()
+		if _, err := conn.WaitForNotification(ctx); err != nil {
+			return fmt.Errorf("listen: %w", err)
+		}
+	}
+}
