@@ -1,0 +1,66 @@
+// Command receiver takes webhooks that Postrider sends, and shows the three things a receiver has to do: read the body as
+// it came, verify it before believing a word of it, and answer 2xx also for what it has seen before. Set WEBHOOK_SECRET
+// to the value of the endpoint's signing Secret; during a rotation, to the new and the old one with a space between.
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"log"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/postrider/postrider/signature"
+)
+
+const (
+	maxBody = 1 << 20
+	maxSeen = 100_000
+)
+
+func main() {
+	var verifier signature.Verifier
+	for _, secret := range strings.Fields(os.Getenv("WEBHOOK_SECRET")) {
+		key, err := signature.ParseKey([]byte(secret))
+		if err != nil {
+			log.Fatal("WEBHOOK_SECRET: ", err)
+		}
+		verifier.Keys = append(verifier.Keys, key)
+	}
+	address := cmp.Or(os.Getenv("LISTEN_ADDRESS"), "127.0.0.1:8080")
+	server := &http.Server{Addr: address, Handler: receive(&verifier, os.Stdout), ReadTimeout: 10 * time.Second}
+	log.Print("receiving on http://", address)
+	log.Fatal(server.ListenAndServe())
+}
+
+func receive(verifier *signature.Verifier, out io.Writer) http.Handler {
+	var mutex sync.Mutex
+	seen := map[string]bool{} // a real receiver keeps the ids in the transaction that does its work
+
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, maxBody))
+		if err != nil {
+			http.Error(w, "cannot read the body", http.StatusBadRequest)
+			return
+		}
+		if err := verifier.Verify(r.Header, body); err != nil {
+			http.Error(w, err.Error(), http.StatusUnauthorized)
+			return
+		}
+		mutex.Lock()
+		defer mutex.Unlock()
+		if len(seen) == maxSeen {
+			clear(seen)
+		}
+		// The same event may come twice, always with the same id: a second time is no error.
+		if id := r.Header.Get(signature.HeaderID); !seen[id] {
+			seen[id] = true
+			_, _ = fmt.Fprintf(out, "%s %s\n", id, body)
+		}
+		w.WriteHeader(http.StatusNoContent)
+	})
+}
