@@ -28,6 +28,10 @@ func Main(m *testing.M, ignore ...goleak.Option) {
 }
 
 func run(m *testing.M, ignore []goleak.Option) int {
+	if err := isolate(); err != nil {
+		say(os.Stderr, "%v", err)
+		return 1
+	}
 	shared.owned.Store(true)
 	code := m.Run()
 	if err := shared.close(); err != nil {
@@ -50,6 +54,7 @@ var shared stack
 type stack struct {
 	owned    atomic.Bool // Main runs and will stop what is started
 	postgres once[*sharedPostgres]
+	kube     once[*sharedKube]
 }
 
 // require fails a test whose package has no TestMain: nobody would stop the servers.
@@ -62,7 +67,8 @@ func (s *stack) require(t testing.TB) {
 
 func (s *stack) close() error {
 	postgres, _ := s.postgres.get(func() (*sharedPostgres, error) { return nil, errNotAsked })
-	return postgres.close()
+	kube, _ := s.kube.get(func() (*sharedKube, error) { return nil, errNotAsked })
+	return errors.Join(postgres.close(), kube.close())
 }
 
 var errNotAsked = errors.New("no test asked for it")

@@ -46,6 +46,12 @@ func child(what string) error {
 			return err
 		}
 		s = started{Folder: p.folder.path, Pids: []int{p.server.cmd.Process.Pid}}
+	case "kube":
+		k, err := NewKubeAPI(ctx, KubeAPIOptions{})
+		if err != nil {
+			return err
+		}
+		s = started{Folder: k.folder.path, Pids: []int{k.etcd.cmd.Process.Pid, k.server.cmd.Process.Pid}}
 	default:
 		return errors.New("unknown child " + what)
 	}
@@ -58,7 +64,7 @@ func child(what string) error {
 
 func TestNoProcessOutlivesAKilledParent(t *testing.T) {
 	t.Parallel()
-	for _, what := range []string{"postgres"} {
+	for _, what := range []string{"postgres", "kube"} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
 			cmd := exec.CommandContext(t.Context(), os.Args[0]) //nolint:gosec // ourselves

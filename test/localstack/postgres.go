@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math/big"
-	"net"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -108,7 +106,7 @@ func (p *Postgres) DSN(database string) string {
 	u := url.URL{
 		Scheme:   "postgres",
 		User:     url.UserPassword("postgres", p.password),
-		Host:     net.JoinHostPort("127.0.0.1", strconv.Itoa(p.port)),
+		Host:     loopback(p.port),
 		Path:     "/" + database,
 		RawQuery: "sslmode=disable",
 	}
@@ -291,29 +289,4 @@ func (p *Postgres) configure(o PostgresOptions) error {
 		return fmt.Errorf("write the configuration of Postgres: %w", err)
 	}
 	return nil
-}
-
-// freePort finds a port below the range that Linux gives to outgoing connections, so that nobody takes it by chance
-// while a server is stopped for a moment.
-func freePort(ctx context.Context) (int, error) {
-	const first, last = 20000, 32000
-	var listen net.ListenConfig
-	var lastErr error
-	for range 50 {
-		n, err := rand.Int(rand.Reader, big.NewInt(last-first))
-		if err != nil {
-			return 0, fmt.Errorf("choose a port: %w", err)
-		}
-		port := first + int(n.Int64())
-		l, err := listen.Listen(ctx, "tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port)))
-		if err != nil {
-			lastErr = err
-			continue
-		}
-		if err := l.Close(); err != nil {
-			return 0, fmt.Errorf("free port %d again: %w", port, err)
-		}
-		return port, nil
-	}
-	return 0, fmt.Errorf("find a free port on 127.0.0.1 between %d and %d: %w", first, last, lastErr)
 }

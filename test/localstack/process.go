@@ -135,12 +135,16 @@ func exitReason(err error) error {
 	return err
 }
 
-// tail returns the last lines of a file, for messages.
+// tail returns the last lines of a file, for messages, indented.
 func tail(file string, lines int) string {
 	text, err := os.ReadFile(file) //nolint:gosec // a log of ours
 	if err != nil {
 		return err.Error()
 	}
-	all := strings.Split(strings.TrimRight(string(text), "\n"), "\n")
+	return lastLines(string(text), lines)
+}
+
+func lastLines(text string, lines int) string {
+	all := strings.Split(strings.TrimRight(text, "\n"), "\n")
 	return "  " + strings.Join(all[max(0, len(all)-lines):], "\n  ")
 }
