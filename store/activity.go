@@ -77,9 +77,9 @@ CROSS JOIN LATERAL (
     SELECT count(*)::int AS pending, min(accepted_at) AS oldest
     FROM (SELECT q.accepted_at FROM postrider.lane l CROSS JOIN LATERAL (
               SELECT accepted_at FROM postrider.delivery WHERE lane_id = l.lane_id ORDER BY available_at, id LIMIT $2) q
-          WHERE l.endpoint_id = r.endpoint_id LIMIT $2) some) p
+          WHERE l.endpoint_id = r.endpoint_id LIMIT $2) AS bounded) p
 CROSS JOIN LATERAL (
-    SELECT count(*)::int AS dead FROM (SELECT FROM postrider.dead_letter WHERE endpoint_id = r.endpoint_id LIMIT $2) some) d
+    SELECT count(*)::int AS dead FROM (SELECT FROM postrider.dead_letter WHERE endpoint_id = r.endpoint_id LIMIT $2) AS bounded) d
 ORDER BY r.endpoint_id`
 
 // Backlogs counts what waits for some endpoints and what was given up on. The oldest pending delivery is looked for among
@@ -113,7 +113,7 @@ SELECT (SELECT count(*) FROM postrider.lane l CROSS JOIN LATERAL (
             WHERE d.lane_id = l.lane_id AND d.available_at <= now() AND d.claim_token IS NULL ORDER BY available_at, id LIMIT 1) first),
        (SELECT coalesce(sum(inflight), 0) FROM postrider.lane)::int,
        (SELECT count(*) FROM postrider.lane WHERE open_until IS NOT NULL AND cancelled_at IS NULL)::int,
-       (SELECT count(*) FROM (SELECT FROM postrider.dead_letter LIMIT $2) some)::int,
+       (SELECT count(*) FROM (SELECT FROM postrider.dead_letter LIMIT $2) AS bounded)::int,
        (SELECT coalesce(min(n) FILTER (WHERE NOT there), 8) - 1
         FROM generate_series(1, 7) AS n CROSS JOIN LATERAL (
             SELECT to_regclass('postrider.event_' || suffix) IS NOT NULL AND to_regclass('postrider.attempt_' || suffix) IS NOT NULL AS there
