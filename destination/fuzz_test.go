@@ -65,8 +65,15 @@ func FuzzCheck(f *testing.F) {
 // FuzzControl allows what parses and passes Check, and nothing else.
 func FuzzControl(f *testing.F) {
 	for _, seed := range [][2]string{
-		{"tcp4", "8.8.8.8:443"}, {"tcp6", "[2606:4700::1111]:443"}, {"tcp6", "[fe80::1%lo]:80"}, {"tcp", "127.1:80"},
-		{"tcp", "0x7f000001:80"}, {"udp", "8.8.8.8:53"}, {"tcp4", "8.8.8.8:99999"}, {"tcp6", "[::ffff:127.0.0.1]:80"}, {"", ""},
+		{"tcp4", "8.8.8.8:443"},
+		{"tcp6", "[2606:4700::1111]:443"},
+		{"tcp6", "[fe80::1%lo]:80"},
+		{"tcp", "127.1:80"},
+		{"tcp", "0x7f000001:80"},
+		{"udp", "8.8.8.8:53"},
+		{"tcp4", "8.8.8.8:99999"},
+		{"tcp6", "[::ffff:127.0.0.1]:80"},
+		{"", ""},
 	} {
 		f.Add(seed[0], seed[1])
 	}

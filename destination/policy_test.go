@@ -3,6 +3,7 @@ package destination_test
 import (
 	"errors"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -39,7 +40,10 @@ var specialCIDRs = []string{
 	"::/128", "::1/128", "::/96", "::ffff:0:0:0/96", "64:ff9b:1::/48", "100::/64", "100:0:0:1::/64", "2001::/23",
 	"2001::/32", "2001:2::/48", "2001:10::/28", "2001:db8::/32", "2002::/16", "3fff::/20", "5f00::/16", "fc00::/7",
 	"fe80::/10", "fec0::/10", "ff00::/8",
-	// The rest of what IANA has not opened for global unicast.
+}
+
+// reservedCIDRs is what IANA has not opened for global unicast.
+var reservedCIDRs = []string{
 	"::/8", "100::/8", "200::/7", "400::/6", "800::/5", "1000::/4", "4000::/3", "6000::/3", "8000::/3", "a000::/3",
 	"c000::/3", "e000::/4", "f000::/5", "f800::/6", "fe00::/9",
 }
@@ -56,7 +60,7 @@ func last(prefix netip.Prefix) netip.Addr {
 func TestEverythingSpecialIsRefused(t *testing.T) {
 	t.Parallel()
 	policy := mustPolicy(t, destination.Config{AllowHTTP: true})
-	for _, cidr := range specialCIDRs {
+	for _, cidr := range append(slices.Clone(specialCIDRs), reservedCIDRs...) {
 		prefix := netip.MustParsePrefix(cidr)
 		for _, addr := range []netip.Addr{prefix.Addr(), prefix.Addr().Next(), last(prefix)} {
 			if !prefix.Contains(addr) || addr == netip.MustParseAddr("64:ff9b::") {
@@ -71,6 +75,22 @@ func TestEverythingSpecialIsRefused(t *testing.T) {
 			if refused.Reason != destination.ReasonNotPublic || refused.Range == "" || refused.RangeName == "" {
 				t.Errorf("%s: got reason %s, range %q (%q)", addr, refused.Reason, refused.Range, refused.RangeName)
 			}
+		}
+	}
+}
+
+// TestARefusalNamesTheNarrowestRange takes the last address of each block, which
+// lies in no narrower one but for the broadcast address.
+func TestARefusalNamesTheNarrowestRange(t *testing.T) {
+	t.Parallel()
+	policy := mustPolicy(t, destination.Config{})
+	for _, cidr := range specialCIDRs {
+		addr, want := last(netip.MustParsePrefix(cidr)), cidr
+		if cidr == "240.0.0.0/4" {
+			addr = addr.Prev()
+		}
+		if got := detail(t, policy.Check(netip.AddrPortFrom(addr, 443))).Range; got != want {
+			t.Errorf("%s: got %s, want %s", addr, got, want)
 		}
 	}
 }

@@ -50,10 +50,10 @@ var specialBlocks = []block{
 	reserved("240.0.0.0/4", "reserved"),                            // RFC 1112, section 4
 	reserved("168.63.129.16/32", "Azure platform virtual address"), // no registry: Microsoft, "What is IP address 168.63.129.16?"
 
-	// IPv6
+	// IPv6; IPv4-mapped ::ffff:0:0/96 (RFC 4291, section 2.5.5.2) is unmapped
+	// before it gets here
 	reserved("::/128", "unspecified address"),            // RFC 4291, section 2.5.2
 	reserved("::1/128", "loopback"),                      // RFC 4291, section 2.5.3
-	reserved("::ffff:0:0/96", "IPv4-mapped"),             // RFC 4291, section 2.5.5.2; unmapped before it gets here
 	reserved("::ffff:0:0:0/96", "IPv4-translated"),       // RFC 2765, section 2.1, deprecated
 	reserved("::/96", "IPv4-compatible, deprecated"),     // RFC 4291, section 2.5.5.1
 	reserved("64:ff9b:1::/48", "local-use NAT64"),        // RFC 8215
