@@ -107,10 +107,11 @@ type SealedValue struct {
 	Sealed     []byte
 }
 
-// SealedValues lists the ciphertexts of the live rows after an id, of n rows at most.
+// SealedValues lists the ciphertexts of the live rows after an id, of n rows that have any at most. None: the end.
 func (s *Store) SealedValues(ctx context.Context, after int64, n int) ([]SealedValue, error) {
 	rows, err := s.pool.Query(ctx, `SELECT endpoint_id, public_id, key_sealed, headers FROM postrider.endpoint
-		WHERE endpoint_id > $1 AND tombstoned_at IS NULL ORDER BY endpoint_id LIMIT $2`, after, n)
+		WHERE endpoint_id > $1 AND tombstoned_at IS NULL AND (key_sealed <> '{}' OR headers IS NOT NULL)
+		ORDER BY endpoint_id LIMIT $2`, after, n)
 	if err != nil {
 		return nil, fmt.Errorf("list the sealed values: %w", err)
 	}
