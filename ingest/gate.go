@@ -1,0 +1,156 @@
+package ingest
+
+import (
+	"errors"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/rest"
+)
+
+// A gate says who may do what where.
+type gate interface {
+	// admit returns the caller and the namespace that its request is about, or a *problem: 401, 403, 422 or 503.
+	admit(r *http.Request, verb string) (caller, error)
+	close()
+}
+
+// caller is an admitted request's origin.
+type caller struct {
+	name      string // as Kubernetes names it
+	namespace string // that the request is about
+}
+
+// clusterGate lets in whom the Kubernetes API authenticates and authorises.
+type clusterGate struct {
+	server      *apiServer
+	reviewer    *tokenReviewer
+	authorizer  *accessReviewer
+	tokens      *verdicts[identity]
+	permissions *verdicts[permission]
+	http        *http.Client
+}
+
+func newClusterGate(kubernetes *rest.Config, config ReviewConfig, m *metrics, log reviewLog) (*clusterGate, error) {
+	client, clientConfig, err := reviewClient(kubernetes)
+	if err != nil {
+		return nil, err
+	}
+	reviewer, err := newTokenReviewer(clientConfig, client, config.Timeout)
+	if err != nil {
+		return nil, err
+	}
+	authorizer, err := newAccessReviewer(clientConfig, client)
+	if err != nil {
+		return nil, err
+	}
+	server := newAPIServer(config, m, log)
+	return &clusterGate{
+		server: server, reviewer: reviewer, authorizer: authorizer, http: client,
+		tokens:      newVerdicts[identity](config, server, "token"),
+		permissions: newVerdicts[permission](config, server, "access"),
+	}, nil
+}
+
+func (g *clusterGate) close() {
+	g.server.close()
+	utilnet.CloseIdleConnectionsFor(g.http.Transport)
+}
+
+func (g *clusterGate) admit(r *http.Request, verb string) (caller, error) {
+	token, p := bearerToken(r.Header)
+	if p != nil {
+		return caller{}, p
+	}
+	who, err := g.tokens.judge(tokenDigest(token), g.reviewer.ask(token))
+	switch {
+	case errors.Is(err, errRefused):
+		return caller{}, unauthenticated("The token is not valid, has expired, or is not meant for the audience "+
+			Audience+": ask for one with kubectl create token --audience="+Audience+
+			" or a projected serviceAccountToken volume.", true)
+	case err != nil:
+		return caller{}, cannotReview(err)
+	}
+	namespace, p := namespaceOf(r.URL, who.namespace)
+	if p != nil {
+		return caller{}, p
+	}
+	_, err = g.permissions.judge(who.digest(verb, namespace), g.authorizer.ask(who, verb, namespace))
+	switch {
+	case errors.Is(err, errRefused):
+		return caller{name: who.info.GetName(), namespace: namespace}, forbidden("The credential is good, but its user may not " + verb + " " +
+			resource + "/" + subresource + "." + group + " in the namespace " + namespace +
+			": bind it a role that allows this, such as postrider-producer.")
+	case err != nil:
+		return caller{}, cannotReview(err)
+	}
+	return caller{name: who.info.GetName(), namespace: namespace}, nil
+}
+
+func cannotReview(err error) *problem {
+	reason := "reviews-away"
+	if errors.Is(err, errBusy) {
+		reason = "reviews-busy"
+	}
+	return unavailable(reason, "The credential cannot be reviewed at the moment.", err)
+}
+
+// openGate lets everybody in, for development.
+type openGate struct{}
+
+func (openGate) close() {}
+
+func (openGate) admit(r *http.Request, _ string) (caller, error) {
+	namespace, p := namespaceOf(r.URL, "")
+	if p != nil {
+		return caller{}, p
+	}
+	return caller{name: "anonymous", namespace: namespace}, nil
+}
+
+// maxToken bounds what is hashed and sent on; ServiceAccount tokens have about 1 KiB.
+const maxToken = 16 << 10
+
+func bearerToken(header http.Header) (string, *problem) {
+	values := header.Values("Authorization")
+	if len(values) == 0 {
+		return "", unauthenticated("Send a ServiceAccount token of the audience "+Audience+
+			" as Authorization: Bearer.", false)
+	}
+	scheme, token, _ := strings.Cut(strings.TrimSpace(values[0]), " ")
+	token = strings.TrimSpace(token)
+	if len(values) > 1 || !strings.EqualFold(scheme, "Bearer") || token == "" || len(token) > maxToken ||
+		strings.ContainsAny(token, " \t,") {
+		return "", unauthenticated("The Authorization header must be one bearer token.", true)
+	}
+	return token, nil
+}
+
+// namespaceOf is the credential's namespace, unless ?namespace= names another.
+func namespaceOf(u *url.URL, own string) (string, *problem) {
+	query, err := url.ParseQuery(u.RawQuery)
+	if err != nil {
+		return "", malformed("The query of the URL cannot be read.")
+	}
+	values, given := query["namespace"]
+	switch {
+	case !given && own == "":
+		return "", invalid(fieldError{"namespace", "is required in the query, as ?namespace=NAME: the credential belongs to none"})
+	case !given:
+		return own, nil
+	case len(values) > 1:
+		return "", invalid(fieldError{"namespace", "must be given once in the query"})
+	case len(validation.IsDNS1123Label(values[0])) > 0:
+		return "", invalid(fieldError{"namespace", "must be the name of a namespace: 1 to 63 characters of a-z, 0-9 and -, beginning and ending with a letter or digit"})
+	}
+	return values[0], nil
+}
+
+// permission is the value of an allowing answer to an access review: there is nothing more to it.
+type permission struct{}
+
+func (permission) validUntil() time.Time { return time.Time{} }

@@ -1,0 +1,177 @@
+package ingest
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/postrider/postrider/store"
+)
+
+// notifier wakes the dispatchers after events were committed. It gathers what is touched while it is at work, so that
+// many accepts share one transaction, and notifies at most once per notifyEvery, at the leading and at the trailing
+// edge: a lone event waits for nobody, and the last of a burst is told too.
+//
+// It may lose a touch: one beyond its bound, one that the store refuses, one of a process that is killed. The store's
+// sweep finds the delivery within a second or so; what is lost is that second.
+type notifier struct {
+	store   Store
+	timeout time.Duration
+	metrics *metrics
+	log     *slog.Logger
+
+	mu     sync.Mutex
+	lanes  map[store.Touched]struct{}
+	oldest time.Time // when the first of lanes came
+	wake   chan struct{}
+}
+
+const (
+	notifyEvery = 10 * time.Millisecond
+	// maxTouched bounds what is gathered, maxTouch what one transaction does: it holds the lanes' locks.
+	maxTouched = 20_000
+	maxTouch   = 1000
+	// A failed touch is tried again after touchRetry, later after up to touchRetryMax. One that fails for another
+	// reason than an absent Postgres is dropped after touchTries.
+	touchRetry    = 20 * time.Millisecond
+	touchRetryMax = time.Second
+	touchTries    = 3
+)
+
+func newNotifier(s Store, timeout time.Duration, m *metrics, log *slog.Logger) *notifier {
+	return &notifier{
+		store: s, timeout: timeout, metrics: m, log: log,
+		lanes: map[store.Touched]struct{}{}, wake: make(chan struct{}, 1),
+	}
+}
+
+// touched takes over the lanes of committed deliveries. It never waits.
+func (n *notifier) touched(lanes []store.Touched) {
+	n.mu.Lock()
+	if len(n.lanes) == 0 {
+		n.oldest = time.Now()
+	}
+	dropped := 0
+	for _, lane := range lanes {
+		if _, there := n.lanes[lane]; !there && len(n.lanes) >= maxTouched {
+			dropped++
+			continue
+		}
+		n.lanes[lane] = struct{}{}
+	}
+	n.mu.Unlock()
+	n.metrics.touchesDropped.Add(float64(dropped))
+	select {
+	case n.wake <- struct{}{}:
+	default:
+	}
+}
+
+// run works until the context ends, and then once more for what is left. Calls under way are not broken off.
+func (n *notifier) run(ctx context.Context) {
+	var last time.Time // of the last notification
+	owed := false      // a notification, for touches that are done
+	for {
+		lanes, since, more := n.take()
+		if len(lanes) > 0 {
+			owed = n.touch(ctx, lanes, since) || owed
+		}
+		wait := notifyEvery - time.Since(last)
+		if owed && wait <= 0 {
+			n.notify(ctx)
+			last, owed = time.Now(), false
+		}
+		if more && ctx.Err() == nil {
+			continue
+		}
+		var trailing <-chan time.Time
+		if owed {
+			trailing = time.After(wait)
+		}
+		select {
+		case <-ctx.Done():
+			n.flush(ctx, owed)
+			return
+		case <-n.wake:
+		case <-trailing:
+		}
+	}
+}
+
+// touch touches some lanes and tells whether it did. It tries again while Postgres is away, until the context ends.
+func (n *notifier) touch(ctx context.Context, lanes []store.Touched, since time.Time) bool {
+	delay := touchRetry
+	for try := 1; ; try++ {
+		err := n.call(ctx, func(ctx context.Context) error { return n.store.Touch(ctx, lanes) })
+		if err == nil {
+			n.metrics.touchSeconds.Observe(time.Since(since).Seconds())
+			return true
+		}
+		n.metrics.touchFailures.Inc()
+		if try == 1 {
+			n.log.Warn("cannot wake the dispatchers; their sweep finds the deliveries by itself", "reason", err.Error())
+		}
+		if !unavailableStore(err) && try >= touchTries {
+			n.metrics.touchesDropped.Add(float64(len(lanes)))
+			return false
+		}
+		select {
+		case <-ctx.Done():
+			n.touched(lanes) // for the flush
+			return false
+		case <-time.After(delay):
+			delay = min(2*delay, touchRetryMax)
+		}
+	}
+}
+
+// flush touches what is left, trying each part once, and notifies a last time.
+func (n *notifier) flush(ctx context.Context, owed bool) {
+	for {
+		lanes, _, more := n.take()
+		if len(lanes) > 0 {
+			if err := n.call(ctx, func(ctx context.Context) error { return n.store.Touch(ctx, lanes) }); err != nil {
+				n.metrics.touchFailures.Inc()
+				n.metrics.touchesDropped.Add(float64(len(lanes)))
+				break
+			}
+			owed = true
+		}
+		if !more {
+			break
+		}
+	}
+	if owed {
+		n.notify(ctx)
+	}
+}
+
+func (n *notifier) notify(ctx context.Context) {
+	n.metrics.notifications.Inc()
+	if err := n.call(ctx, n.store.Notify); err != nil {
+		// Not tried again: the dispatchers poll, and the next touch brings the next notification.
+		n.metrics.notifyFailures.Inc()
+		n.log.Debug("cannot notify the dispatchers; they poll", "reason", err.Error())
+	}
+}
+
+func (n *notifier) call(ctx context.Context, do func(context.Context) error) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), n.timeout)
+	defer cancel()
+	return do(ctx)
+}
+
+// take removes up to maxTouch lanes and tells when the first of them came and whether more are left.
+func (n *notifier) take() (lanes []store.Touched, since time.Time, more bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for lane := range n.lanes {
+		if len(lanes) == maxTouch {
+			break
+		}
+		lanes = append(lanes, lane)
+		delete(n.lanes, lane)
+	}
+	return lanes, n.oldest, len(n.lanes) > 0
+}
