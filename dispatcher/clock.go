@@ -1,0 +1,34 @@
+package dispatcher
+
+import (
+	"math"
+	"time"
+)
+
+// instant is a moment of this machine's monotonic clock, counted from the start of the process. It is the only clock of
+// the package, so that a wall clock that is wrong, or is set while we run, can change nothing; being no time.Time, it
+// cannot be mistaken for one. What must be a point in time comes from the database (databaseTime).
+type instant time.Duration
+
+// never is before every instant.
+const never = instant(math.MinInt64)
+
+var started = time.Now()
+
+func now() instant { return instant(time.Since(started)) }
+
+// since is how long ago an instant was; negative for one to come.
+func since(i instant) time.Duration { return time.Duration(now() - i) }
+
+// until is how long it is to an instant; negative for a past one.
+func until(i instant) time.Duration { return time.Duration(i - now()) }
+
+func (i instant) add(d time.Duration) instant { return i + instant(d) }
+
+// databaseTime carries a reading of the database's clock forward.
+type databaseTime struct {
+	at   time.Time // what the database said
+	read instant   // when its answer was here: what is derived lags by that answer's way, and never leads
+}
+
+func (d databaseTime) now() time.Time { return d.at.Add(since(d.read)) }
