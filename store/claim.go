@@ -53,7 +53,7 @@ WITH held AS MATERIALIZED (
 ), counted AS (
     SELECT l.lane_id, count(h.id) - count(f.id) AS inflight, count(f.id) AS freed,
            min(h.lease_until) FILTER (WHERE f.id IS NULL) AS lease_end
-    FROM unnest($1::bigint[]) AS l(lane_id)
+    FROM (SELECT DISTINCT unnest($1::bigint[]) AS lane_id) l -- a chore may name a lane once for each of its rows
     LEFT JOIN held h USING (lane_id)
     LEFT JOIN freed f ON f.id = h.id
     GROUP BY l.lane_id
