@@ -177,9 +177,11 @@ func (s *Store) completeTogether(ctx context.Context, results []Result, at []int
 	var c completion
 	for _, i := range at {
 		r := &results[i]
-		recorded[i] = Recorded{Fenced: !owned[claimKey{r.Claim.DeliveryID, r.Claim.Token}]}
-		if !recorded[i].Fenced {
+		k := claimKey{r.Claim.DeliveryID, r.Claim.Token}
+		recorded[i] = Recorded{Fenced: !owned[k]}
+		if owned[k] {
 			c.add(r)
+			delete(owned, k) // a repeated result must not be counted against the lane twice
 		}
 	}
 	ready := map[int64]bool{}
