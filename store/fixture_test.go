@@ -155,14 +155,7 @@ func (f *fixture) complete(v Verdict, claims ...Claim) {
 
 func (f *fixture) record(v Verdict, claims ...Claim) []Recorded {
 	f.t.Helper()
-	results := make([]Result, len(claims))
-	for i, c := range claims {
-		results[i] = Result{Claim: c, Version: c.Version, Verdict: v, Status: 200, Duration: time.Millisecond}
-		if v == Dead || v == Retry {
-			results[i].Status, results[i].Reason = 500, "ServerError"
-		}
-	}
-	recorded, err := f.Complete(f.t.Context(), results)
+	recorded, err := f.Complete(f.t.Context(), results(v, claims...))
 	if err != nil {
 		f.t.Fatal(err)
 	}
