@@ -7,7 +7,6 @@ import (
 	"cmp"
 	"fmt"
 	"io"
-	"log"
 	"net/http"
 	"os"
 	"strings"
@@ -17,24 +16,23 @@ import (
 	"github.com/postrider/postrider/signature"
 )
 
-const (
-	maxBody = 1 << 20
-	maxSeen = 100_000
-)
+const maxBody, maxSeen = 1 << 20, 100_000
 
 func main() {
+	fmt.Fprintln(os.Stderr, "receiver:", serve(cmp.Or(os.Getenv("LISTEN_ADDRESS"), "127.0.0.1:8080"), os.Getenv("WEBHOOK_SECRET")))
+	os.Exit(1)
+}
+
+func serve(address, secrets string) error {
 	var verifier signature.Verifier
-	for _, secret := range strings.Fields(os.Getenv("WEBHOOK_SECRET")) {
+	for secret := range strings.FieldsSeq(secrets) {
 		key, err := signature.ParseKey([]byte(secret))
 		if err != nil {
-			log.Fatal("WEBHOOK_SECRET: ", err)
+			return fmt.Errorf("WEBHOOK_SECRET: %w", err)
 		}
 		verifier.Keys = append(verifier.Keys, key)
 	}
-	address := cmp.Or(os.Getenv("LISTEN_ADDRESS"), "127.0.0.1:8080")
-	server := &http.Server{Addr: address, Handler: receive(&verifier, os.Stdout), ReadTimeout: 10 * time.Second}
-	log.Print("receiving on http://", address)
-	log.Fatal(server.ListenAndServe())
+	return (&http.Server{Addr: address, Handler: receive(&verifier, os.Stdout), ReadTimeout: 10 * time.Second}).ListenAndServe()
 }
 
 func receive(verifier *signature.Verifier, out io.Writer) http.Handler {
