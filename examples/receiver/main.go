@@ -32,6 +32,9 @@ func serve(address, secrets string) error {
 		}
 		verifier.Keys = append(verifier.Keys, key)
 	}
+	if len(verifier.Keys) == 0 {
+		return fmt.Errorf("WEBHOOK_SECRET: %w", signature.ErrNoKey)
+	}
 	return (&http.Server{Addr: address, Handler: receive(&verifier, os.Stdout), ReadTimeout: 10 * time.Second}).ListenAndServe()
 }
 
