@@ -71,7 +71,7 @@ func (p program) path(ctx context.Context, progress io.Writer) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	goMod, err := os.ReadFile(filepath.Join(module, "go.mod")) //nolint:gosec // our own go.mod
+	goMod, err := os.ReadFile(filepath.Join(module, "go.mod"))
 	if err != nil {
 		return "", fmt.Errorf("read the versions of etcd and Kubernetes: %w", err)
 	}
@@ -87,7 +87,7 @@ func (p program) path(ctx context.Context, progress io.Writer) (string, error) {
 }
 
 func (p program) build(ctx context.Context, progress io.Writer, module string, goMod []byte, file string) error {
-	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil { //nolint:gosec // programs are no secret
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
 		return fmt.Errorf("make the cache: %w", err)
 	}
 	unlock, err := lockFile(ctx, progress, file+".lock", p.name)
@@ -106,7 +106,7 @@ func (p program) build(ctx context.Context, progress io.Writer, module string, g
 	if ldflags := versionFlags(goMod); ldflags != "" {
 		args = append(args, "-ldflags", ldflags)
 	}
-	cmd := exec.CommandContext(ctx, golang, append(args, p.pkg)...) //nolint:gosec // go with arguments of ours
+	cmd := exec.CommandContext(ctx, golang, append(args, p.pkg)...)
 	cmd.Dir = module
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off", "GOFLAGS=")
 	// The compilers are children of go: all of them get the end of the context.
@@ -153,7 +153,7 @@ func versionFlags(goMod []byte) string {
 
 // lockFile waits until no other process holds the lock.
 func lockFile(ctx context.Context, progress io.Writer, path, what string) (func(), error) {
-	lock, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644) //nolint:gosec // an empty file in the cache
+	lock, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {
 		return nil, fmt.Errorf("open the lock for building %s: %w", what, err)
 	}
@@ -196,7 +196,7 @@ func root() (string, error) {
 		return "", fmt.Errorf("find the checkout: %w", err)
 	}
 	for dir := current; ; dir = filepath.Dir(dir) {
-		text, err := os.ReadFile(filepath.Join(dir, "go.mod")) //nolint:gosec // looking for ours
+		text, err := os.ReadFile(filepath.Join(dir, "go.mod"))
 		if err == nil && strings.Contains(string(text), ourModule) {
 			return dir, nil
 		}

@@ -52,11 +52,11 @@ func newFolder(inMemory bool) (*folder, error) {
 
 // claim locks first and names the lock afterwards, so that nobody finds the lock unlocked in between.
 func (f *folder) claim() error {
-	if err := os.Chmod(f.path, 0o711); err != nil { //nolint:gosec // passable on purpose; what is secret lies in folders below
+	if err := os.Chmod(f.path, 0o711); err != nil {
 		return fmt.Errorf("open the temporary folder for other users: %w", err)
 	}
 	unnamed := filepath.Join(f.path, lockName+".new")
-	lock, err := os.OpenFile(unnamed, os.O_CREATE|os.O_RDWR, 0o600) //nolint:gosec // inside our own folder
+	lock, err := os.OpenFile(unnamed, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return fmt.Errorf("make the folder's lock: %w", err)
 	}
@@ -83,7 +83,7 @@ func removeAbandoned(parent string) {
 		return
 	}
 	for _, name := range found {
-		lock, err := os.OpenFile(name, os.O_RDWR, 0) //nolint:gosec // only ever locked
+		lock, err := os.OpenFile(name, os.O_RDWR, 0)
 		if err != nil {
 			continue // another user's, or just gone
 		}
@@ -121,7 +121,7 @@ func roomInMemory() bool {
 			break
 		}
 	}
-	return fs.Bavail*uint64(fs.Bsize) >= enoughMemory && available<<10 >= 2*enoughMemory //nolint:gosec // sizes are positive
+	return fs.Bavail*uint64(fs.Bsize) >= enoughMemory && available<<10 >= 2*enoughMemory
 }
 
 func passable(dir string) bool {

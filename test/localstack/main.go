@@ -49,23 +49,23 @@ func run(m *testing.M, ignore []goleak.Option) int {
 }
 
 // shared holds the servers of this process. Its users are tests, which have no other common place.
-var shared stack
+var shared sharedServers
 
-type stack struct {
+type sharedServers struct {
 	owned    atomic.Bool // Main runs and will stop what is started
 	postgres once[*sharedPostgres]
 	kube     once[*sharedKube]
 }
 
 // require fails a test whose package has no TestMain: nobody would stop the servers.
-func (s *stack) require(t testing.TB) {
+func (s *sharedServers) require(t testing.TB) {
 	t.Helper()
 	if !s.owned.Load() {
 		t.Fatal("localstack: this package needs `func TestMain(m *testing.M) { localstack.Main(m) }`")
 	}
 }
 
-func (s *stack) close() error {
+func (s *sharedServers) close() error {
 	postgres, _ := s.postgres.get(func() (*sharedPostgres, error) { return nil, errNotAsked })
 	kube, _ := s.kube.get(func() (*sharedKube, error) { return nil, errNotAsked })
 	return errors.Join(postgres.close(), kube.close())
@@ -81,12 +81,12 @@ type once[T any] struct {
 	err   error
 }
 
-func (o *once[T]) get(make func() (T, error)) (T, error) {
+func (o *once[T]) get(open func() (T, error)) (T, error) {
 	o.mutex.Lock()
 	defer o.mutex.Unlock()
 	if !o.asked {
 		o.asked = true
-		o.value, o.err = make()
+		o.value, o.err = open()
 	}
 	return o.value, o.err
 }

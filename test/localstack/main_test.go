@@ -67,7 +67,7 @@ func TestNoProcessOutlivesAKilledParent(t *testing.T) {
 	for _, what := range []string{"postgres", "kube"} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
-			cmd := exec.CommandContext(t.Context(), os.Args[0]) //nolint:gosec // ourselves
+			cmd := exec.CommandContext(t.Context(), os.Args[0])
 			cmd.Env = append(os.Environ(), envChild+"="+what)
 			cmd.Stderr = os.Stderr
 			if _, err := cmd.StdinPipe(); err != nil {

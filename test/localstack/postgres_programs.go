@@ -44,8 +44,8 @@ func findPostgres(ctx context.Context, progress io.Writer) (string, error) {
 func newestPostgres(ctx context.Context) string {
 	candidates := []string{}
 	if path, err := exec.LookPath("postgres"); err == nil {
-		if real, err := filepath.EvalSymlinks(path); err == nil {
-			candidates = append(candidates, filepath.Dir(real))
+		if target, err := filepath.EvalSymlinks(path); err == nil {
+			candidates = append(candidates, filepath.Dir(target))
 		}
 	}
 	for _, pattern := range []string{"/usr/lib/postgresql/*/bin", "/usr/pgsql-*/bin", "/usr/libexec/postgresql*"} {
@@ -68,7 +68,7 @@ func postgresVersion(ctx context.Context, dir string) int {
 	if _, err := os.Stat(filepath.Join(dir, "initdb")); err != nil {
 		return 0
 	}
-	out, err := exec.CommandContext(ctx, filepath.Join(dir, "postgres"), "--version").Output() //nolint:gosec // a server program found on this machine
+	out, err := exec.CommandContext(ctx, filepath.Join(dir, "postgres"), "--version").Output()
 	if err != nil {
 		return 0
 	}
@@ -99,7 +99,7 @@ func aptInstall(ctx context.Context, apt string, progress io.Writer, packages ..
 }
 
 func runApt(ctx context.Context, apt string, args ...string) error {
-	cmd := exec.CommandContext(ctx, apt, args...) //nolint:gosec // apt-get with arguments of ours
+	cmd := exec.CommandContext(ctx, apt, args...)
 	cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive")
 	out, err := cmd.CombinedOutput()
 	if err != nil {
@@ -118,7 +118,7 @@ type account struct {
 // Postgres refuses.
 func unprivileged() (*account, error) {
 	if os.Geteuid() != 0 {
-		return nil, nil //nolint:nilnil // nil is the current user, and its methods know it
+		return nil, nil // the current user
 	}
 	for _, name := range []string{"postgres", "nobody"} {
 		u, err := user.Lookup(name)

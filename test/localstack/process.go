@@ -37,15 +37,15 @@ type process struct {
 	err  error
 }
 
+// start takes no context: a child is ended by stop or kill, and its owner outlives the call that started it.
 func start(c command) (*process, error) {
-	out, err := os.OpenFile(c.log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644) //nolint:gosec // a log in our own folder, readable for whoever debugs a test
+	out, err := os.OpenFile(c.log, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
 	if err != nil {
 		return nil, fmt.Errorf("open the log of %s: %w", filepath.Base(c.path), err)
 	}
 	defer func() { _ = out.Close() }()
 
-	// The child's life is ended by stop or kill, never by a context: its owner outlives the call that started it.
-	cmd := exec.CommandContext(context.Background(), c.path, c.args...) //nolint:gosec // the command is ours
+	cmd := exec.CommandContext(context.Background(), c.path, c.args...)
 	cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr = c.dir, c.env, io.Writer(out), io.Writer(out)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Credential: c.user, Pdeathsig: c.orphaned}
 
@@ -137,7 +137,7 @@ func exitReason(err error) error {
 
 // tail returns the last lines of a file, for messages, indented.
 func tail(file string, lines int) string {
-	text, err := os.ReadFile(file) //nolint:gosec // a log of ours
+	text, err := os.ReadFile(file)
 	if err != nil {
 		return err.Error()
 	}

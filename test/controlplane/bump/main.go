@@ -7,6 +7,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -42,7 +43,7 @@ type module struct {
 func bump(kubernetes, etcd string) error {
 	minor, ok := strings.CutPrefix(kubernetes, "v1.")
 	if !ok {
-		return fmt.Errorf("version of Kubernetes: %s does not begin with v1.", kubernetes)
+		return fmt.Errorf("version of Kubernetes: want v1.x.y, got %s", kubernetes)
 	}
 	staging := "v0." + minor
 	theirs, err := requirements(kubernetes)
@@ -85,7 +86,7 @@ func requirements(kubernetes string) (module, error) {
 }
 
 func goJSON(into any, args ...string) error {
-	cmd := exec.Command("go", args...)
+	cmd := exec.CommandContext(context.Background(), "go", args...)
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()
 	if err != nil {
