@@ -61,7 +61,7 @@ func acceptedSpecs() []specCase {
 		cases = append(cases, specCase{name: "event type " + pattern, spec: "eventTypes: [" + quoted(pattern) + "]"})
 	}
 	for _, name := range []string{
-		"X-Team", "x_team", "Authorization", "Webhook-Tenant", "webhook", "Hostname", "Terms", "Postrider", "X-Postrider-Tenant", "!#$%&'*+-.^_`|~0a",
+		"X-Team", "x_team", "Authorization", "Webhook-Tenant", "webhook", "Accept", "Idempotency-Key", "Hostname", "Terms", "Postrider", "X-Postrider-Tenant", "!#$%&'*+-.^_`|~0a",
 	} {
 		cases = append(cases, specCase{name: "header " + name, spec: "headers: [{name: " + quoted(name) + ", value: v}]"})
 	}
@@ -237,7 +237,7 @@ func refusedSpecs() []specCase {
 	}
 	for _, name := range []string{
 		"webhook-id", "webhook-timestamp", "Webhook-Signature", "postrider-event-type", "Postrider-Attempt", "POSTRIDER-", "traceparent", "Tracestate",
-		"User-Agent", "Content-Type", "content-length", "HOST", "Transfer-Encoding", "Connection", "Keep-Alive", "TE", "te", "Trailer", "Upgrade", "Expect",
+		"User-Agent", "Content-Type", "Content-Encoding", "content-length", "Accept-Encoding", "HOST", "Transfer-Encoding", "Connection", "Keep-Alive", "TE", "te", "Trailer", "Upgrade", "Expect",
 		"HTTP2-Settings", "Proxy-Authorization", "proxy-connection", "Proxy-",
 	} {
 		cases = append(cases, specCase{

@@ -190,7 +190,7 @@ type Header struct {
 	// +required
 	// +kubebuilder:validation:MaxLength=128
 	// +kubebuilder:validation:XValidation:rule=`self.matches(r'^[!#$%&\x27*+.^_\x60|~0-9A-Za-z-]+$')`,message="must be a header name: letters, digits and - without spaces or colons, such as X-Team"
-	// +kubebuilder:validation:XValidation:rule=`!self.matches('(?i)^(webhook-(id|timestamp|signature)|postrider-.*|traceparent|tracestate|user-agent|content-type|content-length|host|transfer-encoding|connection|keep-alive|te|trailer|upgrade|expect|http2-settings|proxy-.*)$')`,message="is set by Postrider or by HTTP itself and cannot be given: remove it or choose another name, such as one beginning with X-"
+	// +kubebuilder:validation:XValidation:rule=`!self.matches('(?i)^(webhook-(id|timestamp|signature)|postrider-.*|traceparent|tracestate|user-agent|content-type|content-encoding|content-length|accept-encoding|host|transfer-encoding|connection|keep-alive|te|trailer|upgrade|expect|http2-settings|proxy-.*)$')`,message="is set by Postrider or by HTTP itself and cannot be given: remove it or choose another name, such as one beginning with X-"
 	Name string `json:"name,omitempty"`
 
 	// value of the header: printable ASCII (RFC 9110, section 5.5), spaces and tabs inside.
