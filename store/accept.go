@@ -61,7 +61,7 @@ SELECT i.id, i.fresh, w.n IS NOT NULL FROM incoming i LEFT JOIN winner w USING (
 const originalEvents = `
 SELECT k.namespace, k.namespace_uid, k.key, k.event_id, e.type, e.content_type, coalesce(e.ordering_key, ''), sha256(e.body),
        ARRAY(SELECT p.name FROM unnest(e.endpoint_ids) WITH ORDINALITY AS u(endpoint_id, ord)
-             JOIN postrider.endpoint p USING (endpoint_id) ORDER BY ord)
+             CROSS JOIN LATERAL (SELECT name FROM postrider.endpoint WHERE endpoint_id = u.endpoint_id LIMIT 1) p ORDER BY ord)
 FROM unnest($1::text[], $2::text[], $3::text[]) AS r(namespace, uid, key)
 JOIN postrider.idempotency k ON k.key = r.key AND k.namespace = r.namespace AND k.namespace_uid = r.uid
 CROSS JOIN LATERAL (

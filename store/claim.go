@@ -80,7 +80,7 @@ WITH turn AS MATERIALIZED (
     -- A bucket never holds more than its burst: its first token is at most burst - 1 tokens old.
     CROSS JOIN LATERAL (SELECT CASE WHEN l.rate IS NOT NULL THEN
         greatest(l.token_at, now() - (l.burst - 1) / l.rate * interval '1 s') END AS token_at) full_at
-    WHERE l.lane_id = ANY($1::bigint[]) AND l.ready_at <= now()
+    WHERE l.lane_id = ANY($1::bigint[]) AND (l.ready_at <= now()) IS TRUE -- as a bare condition it may lead by the wrong index
 ), taken AS (
     UPDATE postrider.delivery SET attempt = attempt + 1, claim_token = $3::uuid, lease_until = now() + $4::interval
     WHERE id = ANY(ARRAY(

@@ -11,13 +11,12 @@ import (
 )
 
 // $1 id[], $2 claim token[]. What does not come back is fenced. Matched by (id, token) and not by id alone: a batch may
-// hold a late result beside the result of the claim that followed it. Sorted, as every lock on claimed deliveries is.
+// hold a late result beside the result of the claim that followed it. Sorted, as every lock on claimed deliveries is;
+// row by row, since a plain join that was planned while the table was empty reads all of it.
 const matchClaims = `
 SELECT d.id, d.claim_token
-FROM unnest($1::bigint[], $2::uuid[]) AS r(id, token)
-JOIN postrider.delivery d ON d.id = r.id AND d.claim_token = r.token
-ORDER BY d.id
-FOR UPDATE OF d`
+FROM (SELECT id, token FROM unnest($1::bigint[], $2::uuid[]) AS t(id, token) ORDER BY id) r
+CROSS JOIN LATERAL (SELECT id, claim_token FROM postrider.delivery WHERE id = r.id AND claim_token = r.token FOR UPDATE) d`
 
 // $1 id[] of the delivered and the dead.
 const removeDeliveries = `DELETE FROM postrider.delivery WHERE id = ANY($1::bigint[])`

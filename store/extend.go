@@ -16,8 +16,8 @@ const extendLeases = `
 UPDATE postrider.delivery SET lease_until = now() + $3::interval
 WHERE id = ANY(ARRAY(
     SELECT d.id FROM unnest($1::bigint[], $2::uuid[]) AS r(id, token)
-    JOIN postrider.delivery d ON d.id = r.id AND d.claim_token = r.token
-    FOR UPDATE OF d SKIP LOCKED))
+    CROSS JOIN LATERAL (
+        SELECT id FROM postrider.delivery WHERE id = r.id AND claim_token = r.token FOR UPDATE SKIP LOCKED) d))
 RETURNING id`
 
 // $1 lane[], $2 token[] of extended probes only, after lockLanes: a longer lease must also keep the next probe back.

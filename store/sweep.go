@@ -79,20 +79,22 @@ const parkKeys = `
 UPDATE postrider.delivery SET available_at = 'infinity'
 WHERE id = ANY(ARRAY(
     SELECT d.id FROM (SELECT DISTINCT * FROM unnest($1::bigint[], $2::text[]) AS t(lane_id, key)) k
-    JOIN postrider.lane l ON l.lane_id = k.lane_id AND l.ordered
-    JOIN postrider.delivery d ON d.lane_id = k.lane_id AND d.ordering_key = k.key
-    WHERE d.available_at < 'infinity' AND d.claim_token IS NULL
-      AND EXISTS (SELECT FROM postrider.delivery o
-                  WHERE o.lane_id = d.lane_id AND o.ordering_key = d.ordering_key AND o.available_at < 'infinity'
-                    AND o.id <> d.id AND (o.claim_token IS NOT NULL OR o.id < d.id))
+    CROSS JOIN LATERAL (SELECT FROM postrider.lane WHERE lane_id = k.lane_id AND ordered LIMIT 1) l
+    CROSS JOIN LATERAL (
+        SELECT id FROM postrider.delivery d
+        WHERE d.lane_id = k.lane_id AND d.ordering_key = k.key AND d.available_at < 'infinity' AND d.claim_token IS NULL
+          AND EXISTS (SELECT FROM postrider.delivery o
+                      WHERE o.lane_id = d.lane_id AND o.ordering_key = d.ordering_key AND o.available_at < 'infinity'
+                        AND o.id <> d.id AND (o.claim_token IS NOT NULL OR o.id < d.id))
+        LIMIT $3) d
     LIMIT $3))`
 
 // $1 lane[]. Lanes without ordering that have followers: nothing promotes these any more. Mend: lockLanes, unparkRows,
 // touchLanes.
 const parkedLanes = `
 SELECT l.lane_id FROM postrider.lane l
-WHERE l.lane_id = ANY($1::bigint[]) AND NOT l.ordered
-  AND EXISTS (SELECT FROM postrider.delivery d WHERE d.lane_id = l.lane_id AND d.available_at = 'infinity')`
+CROSS JOIN LATERAL (SELECT FROM postrider.delivery WHERE lane_id = l.lane_id AND available_at = 'infinity' LIMIT 1) d
+WHERE l.lane_id = ANY($1::bigint[]) AND NOT l.ordered`
 
 // $1 lane[] (locked), $2 rows at most of a lane.
 const unparkRows = `
