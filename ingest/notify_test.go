@@ -1,0 +1,258 @@
+package ingest
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/uuid"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"github.com/postrider/postrider/store"
+)
+
+// double is a store for tests that are about time or about faults no Postgres makes on demand.
+type double struct {
+	mu       sync.Mutex
+	touches  []int // sizes
+	lanes    map[int64]int
+	notified []time.Duration
+	began    time.Time
+	took     time.Duration // by a touch
+	fault    error         // of a touch
+	pings    func() error
+	accepts  func([]store.NewEvent) ([]store.Acceptance, error)
+	matching func() (store.Matching, error)
+	event    func() (store.EventDetail, error)
+}
+
+func (d *double) Ping(context.Context) error {
+	if d.pings != nil {
+		return d.pings()
+	}
+	return nil
+}
+
+func (d *double) Matching(_ context.Context, namespace string) (store.Matching, error) {
+	if d.matching != nil {
+		return d.matching()
+	}
+	return store.Matching{Namespace: namespace}, nil
+}
+
+func (d *double) Accept(_ context.Context, events []store.NewEvent, _ time.Duration) ([]store.Acceptance, error) {
+	if d.accepts != nil {
+		return d.accepts(events)
+	}
+	results := make([]store.Acceptance, len(events))
+	for i := range results {
+		results[i] = store.Acceptance{EventID: uuid.New(), AcceptedAt: time.Now()}
+	}
+	return results, nil
+}
+
+func (d *double) Event(context.Context, string, string, uuid.UUID) (store.EventDetail, error) {
+	if d.event != nil {
+		return d.event()
+	}
+	return store.EventDetail{}, store.ErrNotFound
+}
+
+func (d *double) Touch(ctx context.Context, lanes []store.Touched) error {
+	d.mu.Lock()
+	took, fault := d.took, d.fault
+	d.mu.Unlock()
+	select {
+	case <-time.After(took):
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	if fault != nil {
+		return fault
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.touches = append(d.touches, len(lanes))
+	for _, lane := range lanes {
+		if d.lanes == nil {
+			d.lanes = map[int64]int{}
+		}
+		d.lanes[lane.LaneID]++
+	}
+	return nil
+}
+
+func (d *double) Notify(context.Context) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.notified = append(d.notified, time.Since(d.began))
+	return nil
+}
+
+func (d *double) set(change func()) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	change()
+}
+
+// withNotifier runs a notifier in a bubble of fake time, and stops it after the test's work.
+func withNotifier(t *testing.T, d *double, work func(*notifier)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		d.began = time.Now()
+		n := newNotifier(d, time.Second, newMetrics(prometheus.NewRegistry()), slog.New(slog.DiscardHandler))
+		ctx, stop := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() { n.run(ctx) })
+		work(n)
+		stop()
+		running.Wait()
+	})
+}
+
+func lane(id int64) []store.Touched { return []store.Touched{{LaneID: id}} }
+
+func TestALoneEventIsNotifiedAtOnce(t *testing.T) {
+	t.Parallel()
+	d := &double{}
+	withNotifier(t, d, func(n *notifier) {
+		n.touched(lane(1))
+		time.Sleep(time.Second)
+	})
+	if diff := cmp.Diff([]time.Duration{0}, d.notified); diff != "" {
+		t.Errorf("notified (-want +got):\n%s", diff)
+	}
+}
+
+func TestNotificationsComeAtMostEveryTenMillisecondsAndTheLastIsTold(t *testing.T) {
+	t.Parallel()
+	d := &double{}
+	withNotifier(t, d, func(n *notifier) {
+		for i := range 25 {
+			n.touched(lane(int64(i)))
+			time.Sleep(time.Millisecond)
+		}
+		time.Sleep(time.Second)
+	})
+	want := []time.Duration{0, 10 * time.Millisecond, 20 * time.Millisecond, 30 * time.Millisecond}
+	if diff := cmp.Diff(want, d.notified); diff != "" {
+		t.Errorf("notified (-want +got):\n%s", diff)
+	}
+	if len(d.lanes) != 25 {
+		t.Errorf("%d lanes were touched, want 25", len(d.lanes))
+	}
+}
+
+func TestAcceptsShareATouch(t *testing.T) {
+	t.Parallel()
+	d := &double{took: 100 * time.Millisecond}
+	withNotifier(t, d, func(n *notifier) {
+		for range 3 {
+			for i := range 500 {
+				n.touched(lane(int64(i)))
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		time.Sleep(time.Second)
+	})
+	if len(d.touches) != 2 || d.lanes[7] != 2 {
+		t.Errorf("touches of %v lanes, lane 7 %d times; want two touches with each lane once", d.touches, d.lanes[7])
+	}
+}
+
+func TestATouchIsBounded(t *testing.T) {
+	t.Parallel()
+	d := &double{}
+	withNotifier(t, d, func(n *notifier) {
+		var many []store.Touched
+		for i := range 2*maxTouch + 1 {
+			many = append(many, store.Touched{LaneID: int64(i)})
+		}
+		n.touched(many)
+		time.Sleep(time.Second)
+	})
+	if diff := cmp.Diff([]int{maxTouch, maxTouch, 1}, d.touches); diff != "" {
+		t.Errorf("touches (-want +got):\n%s", diff)
+	}
+}
+
+func TestAFailedTouchIsTriedAgainUntilPostgresIsBack(t *testing.T) {
+	t.Parallel()
+	d := &double{fault: context.DeadlineExceeded}
+	withNotifier(t, d, func(n *notifier) {
+		n.touched(lane(1))
+		time.Sleep(time.Minute)
+		d.set(func() { d.fault = nil })
+		time.Sleep(2 * touchRetryMax)
+	})
+	if d.lanes[1] != 1 || len(d.notified) != 1 {
+		t.Errorf("touched %d times and notified %d times, want once each", d.lanes[1], len(d.notified))
+	}
+}
+
+func TestATouchThatIsRefusedIsLeftToTheSweep(t *testing.T) {
+	t.Parallel()
+	d := &double{fault: errors.New("a statement that Postgres does not like")}
+	withNotifier(t, d, func(n *notifier) {
+		n.touched(lane(1))
+		time.Sleep(time.Minute)
+		if got := testutil.ToFloat64(n.metrics.touchesDropped); got != 1 {
+			t.Errorf("%v lanes were counted as dropped, want 1", got)
+		}
+		d.set(func() { d.fault = nil })
+		n.touched(lane(2))
+		time.Sleep(time.Second)
+	})
+	if d.lanes[1] != 0 || d.lanes[2] != 1 {
+		t.Errorf("lanes touched: %v, want 2 alone", d.lanes)
+	}
+}
+
+func TestWhatIsGatheredIsBounded(t *testing.T) {
+	t.Parallel()
+	d := &double{fault: context.DeadlineExceeded}
+	withNotifier(t, d, func(n *notifier) {
+		for i := range 2 * maxTouched {
+			n.touched(lane(int64(i)))
+		}
+		if got := len(n.lanes); got > maxTouched {
+			t.Errorf("%d lanes are held, want at most %d", got, maxTouched)
+		}
+		if got := testutil.ToFloat64(n.metrics.touchesDropped); got < maxTouched-maxTouch {
+			t.Errorf("%v lanes were counted as dropped", got)
+		}
+		d.set(func() { d.fault = nil })
+	})
+}
+
+func TestStopFlushes(t *testing.T) {
+	t.Parallel()
+	d := &double{took: 50 * time.Millisecond}
+	withNotifier(t, d, func(n *notifier) {
+		n.touched(lane(1))
+		synctest.Wait() // it is at work on lane 1
+		n.touched(lane(2))
+	})
+	if d.lanes[1] != 1 || d.lanes[2] != 1 || len(d.notified) == 0 {
+		t.Errorf("lanes touched: %v, notified %d times; want both lanes and a notification", d.lanes, len(d.notified))
+	}
+}
+
+func TestStopDoesNotWaitForAPostgresThatIsAway(t *testing.T) {
+	t.Parallel()
+	d := &double{took: time.Hour}
+	withNotifier(t, d, func(n *notifier) {
+		n.touched(lane(1))
+		time.Sleep(500 * time.Millisecond)
+		d.began = time.Now()
+	})
+	if len(d.notified) > 0 {
+		t.Error("a notification was sent without a touch")
+	}
+}
