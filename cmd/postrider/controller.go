@@ -1,0 +1,114 @@
+package main
+
+import (
+	"context"
+	"log/slog"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
+
+	"github.com/postrider/postrider/controllers"
+)
+
+// controlling configures the controllers.
+type controlling struct {
+	config controllers.Config
+	in     *installation
+	limits *limits
+}
+
+func (k *controlling) flags(f *pflag.FlagSet) {
+	d := controllers.StandardDefaults()
+	k.config.Defaults = d
+	f.StringSliceVar(&k.config.WatchNamespaces, "watch-namespaces", nil, "the only namespaces whose endpoints are served (default: all)")
+	f.BoolVar(&k.config.TakeOver, "take-over", false, "claim a database that belongs to another installation, which must be gone; for one start")
+	f.BoolVar(&k.config.ConfirmSweep, "confirm-sweep", false, "let the sweep give up any number of endpoints whose objects are gone, not a tenth at most; for one start")
+	f.BoolVar(&k.config.LeaderElection, "leader-election", true, "let replicas take turns; only a single process may do without")
+	f.IntVar(&k.config.Workers, "workers", 8, "reconciles at once")
+	f.DurationVar(&k.config.ShutdownTimeout, "controller-shutdown-timeout", 0, "how long a stop waits for running reconciles (default 20s)")
+
+	f.DurationVar(&k.config.Defaults.Timeout, "default-timeout", d.Timeout, "timeout of an endpoint that names none")
+	f.IntVar(&k.config.Defaults.MaxConcurrency, "default-max-concurrency", d.MaxConcurrency, "maxConcurrency of an endpoint that names none")
+	f.DurationVar(&k.config.Defaults.RotationWindow, "default-rotation-window", d.RotationWindow, "rotationWindow of an endpoint that names none")
+	f.IntVar(&k.config.Defaults.MaxAttempts, "default-max-attempts", d.MaxAttempts, "retry.maxAttempts of an endpoint that names neither it nor a schedule")
+	f.DurationVar(&k.config.Defaults.MaxDuration, "default-max-duration", d.MaxDuration, "retry.maxDuration of an endpoint that names none")
+	f.DurationVar(&k.config.Defaults.BackoffBase, "default-backoff-base", d.BackoffBase, "retry.backoff.base of an endpoint that names none")
+	f.IntVar(&k.config.Defaults.BackoffFactor, "default-backoff-factor", d.BackoffFactor, "retry.backoff.factor of an endpoint that names none")
+	f.DurationVar(&k.config.Defaults.BackoffCap, "default-backoff-cap", d.BackoffCap, "retry.backoff.cap of an endpoint that names none")
+	f.IntVar(&k.config.Defaults.FailureThreshold, "default-failure-threshold", d.FailureThreshold, "circuitBreaker.failureThreshold of an endpoint that names none")
+	f.DurationVar(&k.config.Defaults.Cooldown, "default-cooldown", d.Cooldown, "circuitBreaker.cooldown of an endpoint that names none")
+	f.DurationVar(&k.config.Defaults.MaxCooldown, "default-max-cooldown", d.MaxCooldown, "circuitBreaker.maxCooldown of an endpoint that names none")
+
+	f.IntVar(&k.config.Limits.MaxConcurrency, "limit-max-concurrency", 0, "ceiling of an endpoint's maxConcurrency (default: that of the API)")
+	f.DurationVar(&k.config.Limits.RotationWindow, "limit-rotation-window", 0, "ceiling of an endpoint's rotationWindow (default: that of the API)")
+	f.IntVar(&k.config.Limits.MaxAttempts, "limit-max-attempts", 0, "ceiling of an endpoint's retry.maxAttempts (default: that of the API)")
+	f.DurationVar(&k.config.Limits.MaxDuration, "limit-max-duration", 0, "ceiling of an endpoint's retry.maxDuration (default: that of the API)")
+}
+
+func (k *controlling) validate() error {
+	k.config.Namespace, k.config.Release = k.in.namespace, k.in.release
+	k.config.Limits.Timeout = k.limits.timeout
+	return k.config.Validate()
+}
+
+func controllerCommand() *cobra.Command {
+	var db database
+	var in installation
+	var log logging
+	var watch observing
+	var ring keys
+	var to reach
+	var kube cluster
+	var lim limits
+	k := controlling{in: &in, limits: &lim}
+	return configure(&cobra.Command{
+		Use:   "controller",
+		Short: "Reconcile endpoints into the database, and write their status",
+		RunE: func(c *cobra.Command, _ []string) error {
+			logger := log.logger("controller")
+			return runParts(c.Context(), logger, &watch, controllerRegistry(), k.part(&db, &ring, &to, &kube))
+		},
+	}, &db, &in, &log, &watch, &ring, &to, &kube, &lim, &k)
+}
+
+func (k *controlling) part(db *database, ring *keys, to *reach, kube *cluster) part {
+	return func(ctx context.Context, log *slog.Logger, _ prometheus.Registerer) (runner, func(), error) {
+		keyring, err := ring.open()
+		if err != nil {
+			return nil, nil, err
+		}
+		policy, err := to.policy()
+		if err != nil {
+			return nil, nil, err
+		}
+		config, err := kube.config()
+		if err != nil {
+			return nil, nil, err
+		}
+		s, err := db.open(ctx, log, "controller")
+		if err != nil {
+			return nil, nil, err
+		}
+		controllers.RedirectLogs(log.Handler())
+		c := k.config
+		c.Logger = log
+		return controllerRunner{func(ctx context.Context) error {
+			return controllers.Run(ctx, config, s, keyring, policy, c)
+		}}, s.Close, nil
+	}
+}
+
+// controllerRegistry is controller-runtime's own, where its libraries have registered what they measure.
+func controllerRegistry() registry {
+	ctrlmetrics.Registry.MustRegister(buildInfo())
+	return ctrlmetrics.Registry
+}
+
+type controllerRunner struct {
+	run func(context.Context) error
+}
+
+func (c controllerRunner) Run(ctx context.Context) error { return c.run(ctx) }
+func (c controllerRunner) Ready() error                  { return nil }

@@ -1,0 +1,45 @@
+package main
+
+import (
+	"fmt"
+	"log/slog"
+	"os"
+
+	"github.com/spf13/pflag"
+)
+
+// logging says what is logged, and how. Standard error gets one JSON object a line.
+type logging struct {
+	level  string
+	format string
+}
+
+func (l *logging) flags(f *pflag.FlagSet) {
+	f.StringVar(&l.level, "log-level", "info", "least level that is logged: debug, info, warn or error")
+	f.StringVar(&l.format, "log-format", "json", "json, or text for reading by eye")
+}
+
+func (l *logging) validate() error {
+	var level slog.Level
+	if err := level.UnmarshalText([]byte(l.level)); err != nil {
+		return fmt.Errorf("--log-level: %q is not debug, info, warn or error", l.level)
+	}
+	if l.format != "json" && l.format != "text" {
+		return fmt.Errorf("--log-format: %q is neither json nor text", l.format)
+	}
+	return nil
+}
+
+// logger also becomes the default, for what libraries log.
+func (l *logging) logger(part string) *slog.Logger {
+	var level slog.Level
+	_ = level.UnmarshalText([]byte(l.level)) // validated
+	options := &slog.HandlerOptions{Level: level}
+	var handler slog.Handler = slog.NewJSONHandler(os.Stderr, options)
+	if l.format == "text" {
+		handler = slog.NewTextHandler(os.Stderr, options)
+	}
+	log := slog.New(handler).With("part", part)
+	slog.SetDefault(log)
+	return log
+}
