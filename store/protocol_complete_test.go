@@ -263,7 +263,9 @@ func TestAResultThatWaitedForItsSuccessorIsFenced(t *testing.T) {
 	claiming := begin(t, func(ctx context.Context) (Batch, error) { return slow.Claim(ctx, whole()) })
 	f.blocked("claimer", claiming.done)
 	completer := f.as("completer")
-	completing := begin(t, func(ctx context.Context) ([]Recorded, error) { return completer.Complete(ctx, results(Delivered, late...)) })
+	completing := begin(t, func(ctx context.Context) ([]Recorded, error) {
+		return completer.Complete(ctx, results(Delivered, late...))
+	})
 	if !f.blocked("completer", completing.done) {
 		t.Error("the completion did not wait for the rows that are being reaped")
 	}
