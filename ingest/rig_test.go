@@ -96,6 +96,10 @@ func start(t *testing.T, o options) *rig {
 	return r
 }
 
+func partsOf(s Store) Parts {
+	return Parts{Store: s, Metrics: prometheus.NewRegistry(), Log: slog.New(slog.DiscardHandler)}
+}
+
 // startOpen runs a server without authentication.
 func startOpen(t *testing.T, s Store) *rig { return start(t, options{store: s}) }
 
