@@ -16,12 +16,15 @@ const (
 
 // Candidates are found without a lock, $1 rows at most; their events are pinned and their endpoints marked before any
 // lane is locked, in the order that completions take them in. Then the lanes, then the rows that are still unclaimed.
+// What is in flight must not take the place of what waits behind it.
 const (
 	cancelledRows = `
 SELECT d.id, d.lane_id, d.endpoint_id, d.event_id, ''
 FROM (SELECT lane_id FROM postrider.lane l WHERE cancelled_at IS NOT NULL
-        AND EXISTS (SELECT FROM postrider.delivery d WHERE d.lane_id = l.lane_id) ORDER BY lane_id LIMIT 16) l
-CROSS JOIN LATERAL (SELECT * FROM postrider.delivery WHERE lane_id = l.lane_id LIMIT $1) d
+        AND (SELECT true FROM postrider.delivery WHERE lane_id = l.lane_id AND (claim_token IS NULL OR lease_until <= now()) LIMIT 1)
+      ORDER BY lane_id LIMIT 16) l
+CROSS JOIN LATERAL (
+    SELECT * FROM postrider.delivery WHERE lane_id = l.lane_id AND (claim_token IS NULL OR lease_until <= now()) LIMIT $1) d
 LIMIT $1`
 
 	// The backlog of an open circuit dies of age; otherwise age is judged after a failed attempt. In an ordered lane the
