@@ -159,10 +159,12 @@ func brokenConnection(err error) bool {
 		strings.Contains(text, "connection reset") || strings.Contains(text, "broken pipe") || strings.Contains(text, "closed pool")
 }
 
-// badRow tells that the database refused a value: data exceptions and integrity violations.
+// badRow tells that the database refused a value: data exceptions and integrity violations, but for a partition that is
+// missing, which Postgres reports as a violated check without a name.
 func badRow(err error) bool {
 	var pg *pgconn.PgError
-	return errors.As(err, &pg) && (strings.HasPrefix(pg.Code, "22") || strings.HasPrefix(pg.Code, "23"))
+	return errors.As(err, &pg) && (strings.HasPrefix(pg.Code, "22") || strings.HasPrefix(pg.Code, "23")) &&
+		(pg.Code != "23514" || pg.ConstraintName != "")
 }
 
 // isUnique tells that a unique index refused a row.
