@@ -28,18 +28,22 @@ CROSS JOIN LATERAL (
 LIMIT $1`
 
 	// The backlog of an open circuit dies of age; otherwise age is judged after a failed attempt. In an ordered lane the
-	// visible rows, one a key, are looked through; elsewhere a row that became available after the deadline cannot have
-	// been accepted before it, but for retried ones: these are found once their retry is that old too.
+	// visible rows, one a key, are looked through, and the $1 oldest followers; elsewhere a row that became available after
+	// the deadline cannot have been accepted before it, but for retried ones: these are found once their retry is that old too.
 	expiredRows = `
 SELECT d.id, d.lane_id, d.endpoint_id, d.event_id, coalesce(d.ordering_key, '')
 FROM (SELECT lane_id, ordered, max_duration, resumed_at FROM postrider.lane
       WHERE open_until IS NOT NULL AND cancelled_at IS NULL AND gone_at IS NULL AND NOT paused AND NOT blocked
         AND (resumed_at IS NULL OR resumed_at <= now() - max_duration)) l
 CROSS JOIN LATERAL (
-    SELECT * FROM postrider.delivery
-    WHERE lane_id = l.lane_id AND claim_token IS NULL AND accepted_at <= now() - l.max_duration
-      AND available_at <= CASE WHEN l.ordered THEN timestamptz '9999-01-01' ELSE now() - l.max_duration END
-    ORDER BY available_at, id LIMIT $1) d
+    (SELECT id, lane_id, endpoint_id, event_id, ordering_key FROM postrider.delivery
+     WHERE lane_id = l.lane_id AND claim_token IS NULL AND accepted_at <= now() - l.max_duration
+       AND available_at <= CASE WHEN l.ordered THEN timestamptz '9999-01-01' ELSE now() - l.max_duration END
+     ORDER BY available_at, id LIMIT $1)
+    UNION ALL
+    SELECT id, lane_id, endpoint_id, event_id, ordering_key FROM (
+        SELECT * FROM postrider.delivery WHERE lane_id = l.lane_id AND available_at = 'infinity' ORDER BY id LIMIT $1) follower
+    WHERE accepted_at <= now() - l.max_duration) d
 LIMIT $1`
 )
 
