@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 )
@@ -120,20 +121,28 @@ func dropDay(ctx context.Context, conn *pgx.Conn, table string, d day) error {
 }
 
 // pinLive pins the events of a partition that a live delivery still needs, in chunks. Bodies of dead letters were pinned
-// when these were written. The queue has no index by event: once a day it is read through.
+// when these were written. The queue has no index by event: it is read through, once, into a cursor that outlives its
+// transaction. No delivery of a day that is over can come meanwhile.
 func pinLive(ctx context.Context, conn *pgx.Conn, partition string) error {
-	const chunk = 1000
+	if _, err := conn.Exec(ctx, `SET LOCAL enable_seqscan = on;
+		DECLARE needed CURSOR WITH HOLD FOR SELECT DISTINCT event_id FROM postrider.delivery
+			WHERE event_id BETWEEN (SELECT id FROM `+partition+` ORDER BY id LIMIT 1) AND (SELECT id FROM `+partition+` ORDER BY id DESC LIMIT 1)
+			ORDER BY event_id`, pgx.QueryExecModeSimpleProtocol); err != nil {
+		return err
+	}
+	defer func() { _, _ = conn.Exec(ctx, `CLOSE needed`) }()
 	for {
-		tag, err := conn.Exec(ctx, `INSERT INTO postrider.pinned_event
-			SELECT e.* FROM (SELECT DISTINCT event_id FROM postrider.delivery) d
-			JOIN `+partition+` e ON e.id = d.event_id
-			WHERE NOT EXISTS (SELECT FROM postrider.pinned_event p WHERE p.id = e.id)
-			ORDER BY e.id LIMIT $1 ON CONFLICT (id) DO NOTHING`, chunk)
+		rows, err := conn.Query(ctx, `FETCH 1000 FROM needed`, pgx.QueryExecModeSimpleProtocol)
 		if err != nil {
 			return err
 		}
-		if tag.RowsAffected() < chunk {
-			return nil
+		ids, err := pgx.CollectRows(rows, pgx.RowTo[uuid.UUID])
+		if err != nil || len(ids) == 0 {
+			return err
+		}
+		if _, err := conn.Exec(ctx, `INSERT INTO postrider.pinned_event SELECT * FROM `+partition+`
+			WHERE id = ANY($1::uuid[]) ORDER BY id ON CONFLICT (id) DO NOTHING`, ids); err != nil {
+			return err
 		}
 	}
 }
