@@ -36,6 +36,7 @@ POSTRIDER_DATABASE_URL. A flag wins over its variable.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	c.AddCommand(controllerCommand(), dispatcherCommand(), ingestCommand(), allCommand(), migrateCommand(), keyringCommand())
+	c.AddCommand(controllerCommand(), dispatcherCommand(), ingestCommand(), allCommand(), migrateCommand(), keyringCommand(),
+		secretsCommand(), selfTestCommand())
 	return c
 }
