@@ -27,6 +27,7 @@ type claimer struct {
 	store     Store
 	metrics   *metrics
 	health    *health
+	clock     *databaseClock
 	endpoints *endpoints
 	shares    *shares
 	seats     *seats
@@ -38,9 +39,9 @@ type claimer struct {
 	nextLook atomic.Int64 // instant at which something is known to fall due; math.MaxInt64: none
 }
 
-func newClaimer(c Config, d Dependencies, m *metrics, h *health, s *seats, jobs chan<- *job) *claimer {
+func newClaimer(c Config, d Dependencies, m *metrics, h *health, k *databaseClock, s *seats, jobs chan<- *job) *claimer {
 	p := &claimer{
-		config: c, store: d.Store, metrics: m, health: h, endpoints: newEndpoints(c, d), shares: newShares(c.Senders),
+		config: c, store: d.Store, metrics: m, health: h, clock: k, endpoints: newEndpoints(c, d), shares: newShares(c.Senders),
 		seats: s, jobs: jobs, woken: make(chan struct{}, 1), hinted: make(chan struct{}, 1),
 	}
 	p.nextLook.Store(math.MaxInt64)
@@ -149,13 +150,14 @@ func (p *claimer) claim(ctx context.Context) (got, budget int, more bool, err er
 	p.metrics.leasesExpired.Add(float64(batch.Reaped))
 	p.metrics.claimed.Add(float64(len(batch.Claims)))
 	p.seats.take(len(batch.Claims))
-	err = p.handOut(ctx, batch, asked.add(p.config.Lease))
-	return len(batch.Claims), budget, batch.More, err
+	got, err = p.handOut(ctx, batch, asked.add(p.config.Lease))
+	return got, budget, batch.More, err
 }
 
-// handOut gives the claims to the senders: first those whose endpoint is known as it is now.
-func (p *claimer) handOut(ctx context.Context, batch store.Batch, leaseEnd instant) error {
+// handOut gives the claims to the senders, first those whose endpoint is known as it is now, and says how many it gave.
+func (p *claimer) handOut(ctx context.Context, batch store.Batch, leaseEnd instant) (given int, err error) {
 	clock := databaseTime{at: batch.At, read: now()}
+	p.clock.set(clock)
 	var waiting []*job
 	var stale []int64
 	for i := range batch.Claims {
@@ -169,28 +171,25 @@ func (p *claimer) handOut(ctx context.Context, batch store.Batch, leaseEnd insta
 			}
 			continue
 		}
-		p.give(j)
+		given += p.give(j)
 	}
 	if len(waiting) == 0 {
-		return nil
+		return given, nil
 	}
 	loaded, err := p.endpoints.load(ctx, stale)
 	if err != nil {
 		p.metrics.storeErrors.endpoints.Inc()
 		p.health.failed("load endpoints", err)
 		for _, j := range waiting {
-			j.result.Verdict = store.Released
-			j.share.give(false)
-			p.release(j)
-			p.seats.give()
+			p.giveBack(j)
 		}
-		return err
+		return given, err
 	}
 	for _, j := range waiting {
 		j.endpoint = loaded[j.result.Claim.EndpointID]
-		p.give(j)
+		given += p.give(j)
 	}
-	return nil
+	return given, nil
 }
 
 // contains looks from the end: claims come lane by lane, so that what is looked for is mostly the last one.
@@ -203,11 +202,26 @@ func contains(ids []int64, id int64) bool {
 	return false
 }
 
-func (p *claimer) give(j *job) {
+// give hands a claim to a sender, if it may be sent, and returns how many that were.
+func (p *claimer) give(j *job) int {
+	if !j.endpoint.takes(j.result.Claim.LaneID) {
+		p.giveBack(j)
+		return 0
+	}
 	if pace := j.endpoint.pace; pace > 0 {
 		p.lookAt(now().add(pace)) // its next token
 	}
 	p.jobs <- j // never blocks: no more was claimed than senders are free
+	return 1
+}
+
+// giveBack releases a claim that no sender gets.
+func (p *claimer) giveBack(j *job) {
+	j.result.Verdict = store.Released
+	j.result.Claim.Body, j.result.Claim.Headers = nil, nil
+	j.share.give(false)
+	p.release(j)
+	p.seats.give()
 }
 
 // seats counts the senders that are free.

@@ -2,6 +2,7 @@ package dispatcher
 
 import (
 	"math"
+	"sync/atomic"
 	"time"
 )
 
@@ -32,3 +33,16 @@ type databaseTime struct {
 }
 
 func (d databaseTime) now() time.Time { return d.at.Add(since(d.read)) }
+
+// databaseClock is the database's time for those that have no claim at hand: the one by which certificates are valid.
+type databaseClock struct{ reading atomic.Pointer[databaseTime] }
+
+func (c *databaseClock) set(d databaseTime) { c.reading.Store(&d) }
+
+// now is the machine's own time until there is a reading. Nothing is sent before there is.
+func (c *databaseClock) now() time.Time {
+	if d := c.reading.Load(); d != nil {
+		return d.now()
+	}
+	return time.Now()
+}

@@ -86,9 +86,10 @@ func assemble(c Config, d Dependencies, o outside) (*Dispatcher, error) {
 	if err != nil {
 		return nil, err
 	}
+	var clock databaseClock
 	connections := newNetwork(d.Policy, c.MaxTimeout, o.resolver)
 	if o.transport == nil {
-		o.transport = newTransport(connections, c.Senders, c.MaxTimeout, o.roots)
+		o.transport = newTransport(connections, c.Senders, c.MaxTimeout, o.roots, &clock)
 	}
 	sendLife, endSend := context.WithCancel(context.Background())
 	recordLife, endRecord := context.WithCancel(context.Background())
@@ -96,7 +97,7 @@ func assemble(c Config, d Dependencies, o outside) (*Dispatcher, error) {
 		config: c, logger: d.Logger, metrics: m, network: connections, health: newHealth(d.Logger),
 		jobs: make(chan *job, c.Senders), endSend: endSend, endRecord: endRecord,
 	}
-	p.claimer = newClaimer(c, d, m, p.health, seats, p.jobs)
+	p.claimer = newClaimer(c, d, m, p.health, &clock, seats, p.jobs)
 	p.recorder = newRecorder(recordLife, d, m, p.health, p.claimer)
 	p.claimer.release = p.recorder.put
 	slots := make([]atomic.Pointer[job], c.Senders)

@@ -217,6 +217,12 @@ func (e *endpoints) openKey(sealed store.SealedKey, place, name string) signingK
 	return opened
 }
 
+// takes tells whether deliveries of a lane may still be sent. What was claimed before the endpoint was paused, disabled,
+// deleted or enabled anew may not be: its lane is held, or cancelled and about to be buried.
+func (p *endpoint) takes(lane int64) bool {
+	return p.lane == lane || p.refused != nil && p.refused.reason == EndpointMissing
+}
+
 var errNoKey = errors.New("there is no signing key")
 
 // signingKeys appends the keys that sign at a time of the database. All of them must be there: a receiver may know but

@@ -136,7 +136,8 @@ func (r *recorder) settle(jobs []*job, recorded []store.Recorded, repeated bool)
 				"endpoint", j.name(), "delivery", result.Claim.DeliveryID, "attempt", result.Claim.Attempt)
 		default: // repeated and fenced: the try whose answer was lost had recorded it
 			r.metrics.recorded(result)
-			wake = wake || recorded[i].Ready
+			// What was released is due at once, but went back for a reason that holds for a while.
+			wake = wake || recorded[i].Ready && result.Verdict != store.Released
 			if result.Verdict == store.Retry && (soonest < 0 || result.Delay < soonest) {
 				soonest = result.Delay
 			}

@@ -55,7 +55,7 @@ type sender struct {
 func (s *sender) run(stop context.Context, jobs <-chan *job) {
 	for j := range jobs {
 		timedOut := false
-		if s.mayBegin(stop, j) {
+		if stop.Err() == nil && j.leaseLeft() > s.config.RecordTime {
 			timedOut = s.attempt(j)
 		} else {
 			j.result.Verdict = store.Released
@@ -65,16 +65,6 @@ func (s *sender) run(stop context.Context, jobs <-chan *job) {
 		s.record(j)
 		s.seats.give()
 	}
-}
-
-// mayBegin tells whether the claim is still worth an attempt. One whose endpoint changed meanwhile so that nothing may
-// be sent any more goes back: its lane is held, or cancelled and about to be buried.
-func (s *sender) mayBegin(stop context.Context, j *job) bool {
-	if stop.Err() != nil || j.leaseLeft() <= s.config.RecordTime {
-		return false
-	}
-	e := j.endpoint
-	return e.lane == j.result.Claim.LaneID || e.refused != nil && e.refused.reason == EndpointMissing
 }
 
 // attempt makes the request and fills in the result. It reports whether the receiver used up its timeout.

@@ -115,11 +115,11 @@ func (c *connection) Close() error {
 // The number of connections to a host is bounded by the requests in flight to it, which the store bounds over all
 // replicas, and not by MaxConnsPerHost: a request waiting for a connection would hold a sender and spend its timeout.
 // All connections of a burst are kept idle, so that the next deliveries find them.
-func newTransport(n *network, senders int, timeout time.Duration, roots *x509.CertPool) *http.Transport {
+func newTransport(n *network, senders int, timeout time.Duration, roots *x509.CertPool, clock *databaseClock) *http.Transport {
 	return &http.Transport{
 		Proxy:                  nil, // never: the policy must see the address that is dialled
 		DialContext:            n.dial,
-		TLSClientConfig:        &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots},
+		TLSClientConfig:        &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots, Time: clock.now},
 		TLSHandshakeTimeout:    timeout,
 		ForceAttemptHTTP2:      true,
 		DisableCompression:     true, // or gzip would be asked for
