@@ -105,6 +105,12 @@ func (p *Postrider) prepare(ctx context.Context, top string) error {
 	return err
 }
 
+// Keyring returns the line of the key that the parts encrypt with, for a test that searches for it.
+func (p *Postrider) Keyring() (string, error) {
+	line, err := os.ReadFile(p.file("secret/keyring"))
+	return string(line), err
+}
+
 // Token asks the API server for a token of a ServiceAccount, good for an hour.
 func Token(ctx context.Context, config *rest.Config, namespace, account string, audiences ...string) (string, error) {
 	c, err := kubernetes.NewForConfig(config)
