@@ -153,6 +153,9 @@ type reviewTransport struct{ next http.RoundTripper }
 // maxReview bounds an answer of the API server; a review with hundreds of groups has a few KiB.
 const maxReview = 1 << 20
 
+// WrappedRoundTripper lets the client's libraries reach the transport inside, to close its connections.
+func (t reviewTransport) WrappedRoundTripper() http.RoundTripper { return t.next }
+
 func (t reviewTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	response, err := t.next.RoundTrip(r)
 	if err != nil || response.StatusCode < 200 || response.StatusCode > 299 {

@@ -17,7 +17,8 @@ type Config struct {
 	InsecureNoAuth bool
 	// BodyLimit is the most bytes of a request's body, 1 KiB to 16 MiB.
 	BodyLimit int64
-	// IdempotencyWindow is how long an idempotency key is remembered, 1 s to 30 days.
+	// IdempotencyWindow is how long an idempotency key is remembered, 1 s to 30 days. Keep it below the retention of
+	// events: the first event is what a repeated one is compared with.
 	IdempotencyWindow time.Duration
 	// MaxInFlight bounds the authenticated requests under way, 1 to 100,000. Memory follows it: each may hold a body.
 	MaxInFlight int
@@ -56,7 +57,7 @@ type ReviewConfig struct {
 	Remember int
 }
 
-// DefaultConfig returns the defaults of 5 and 6 of the design.
+// DefaultConfig returns the defaults.
 func DefaultConfig() Config {
 	return Config{
 		Address:           ":8080",

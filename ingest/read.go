@@ -101,6 +101,8 @@ func storeProblem(err error) *problem {
 	switch {
 	case errors.Is(err, errKeepsChanging):
 		return unavailable("endpoints-changing", "The namespace's endpoints are changing; nothing was accepted.", err)
+	case errors.Is(err, store.ErrConflict):
+		return unavailable("key-contended", "The idempotency key is in dispute; nothing was accepted.", err)
 	case unavailableStore(err):
 		return unavailable("store-away", "The database cannot be reached in time; nothing is known to have been accepted.", err)
 	}

@@ -165,7 +165,7 @@ func (s *Server) announce() {
 // httpServer bounds what clients can take: time for a header, a body, an answer, and size of a header.
 func (s *Server) httpServer(ctx context.Context, workers *sync.WaitGroup) (*http.Server, error) {
 	const headerTimeout, idleTimeout, maxHeader, maxStreams = 5 * time.Second, 2 * time.Minute, 32 << 10, 128
-	handling := 2*s.config.Review.Timeout + maxStale*2*s.config.DatabaseTimeout
+	handling := 2*(slotWait+s.config.Review.Timeout) + maxStale*2*s.config.DatabaseTimeout
 	server := &http.Server{
 		Handler:           s.routes(),
 		ReadHeaderTimeout: headerTimeout,

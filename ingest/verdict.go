@@ -100,15 +100,15 @@ func (v *verdicts[V]) remembered(key digest, now time.Time, age time.Duration) (
 
 func (v *verdicts[V]) review(key digest, known bool, ask func(context.Context) (V, error)) (V, error) {
 	result, err, _ := v.flights.Do(string(key[:]), func() (any, error) {
-		ctx, cancel := context.WithTimeout(v.server.ctx, v.config.Timeout)
-		defer cancel()
 		var none V
-		release, err := v.server.slot(ctx, known)
+		release, err := v.server.slot(known)
 		if err != nil {
 			v.server.metrics.reviews.WithLabelValues(v.kind, "busy").Inc()
 			return none, err
 		}
 		defer release()
+		ctx, cancel := context.WithTimeout(v.server.ctx, v.config.Timeout)
+		defer cancel()
 		began := time.Now()
 		value, err := ask(ctx)
 		v.server.metrics.reviewSeconds.WithLabelValues(v.kind).Observe(time.Since(began).Seconds())
@@ -157,7 +157,7 @@ type reviewLog interface {
 
 const (
 	// slotWait is how long a review waits for its turn, and maxWaiting how many may.
-	slotWait   = time.Second
+	slotWait   = 2 * time.Second
 	maxWaiting = 256
 	// probeEvery is how often an API server that is away is tried again while remembered answers serve.
 	probeEvery = time.Second
@@ -181,7 +181,7 @@ func (s *apiServer) close() {
 
 // slot waits for the right to ask. Known identities have slots of their own: a flood of garbage tokens, each of which
 // is a live review since refusals of unknown tokens are cheap to vary, must not keep them out.
-func (s *apiServer) slot(ctx context.Context, known bool) (release func(), err error) {
+func (s *apiServer) slot(known bool) (release func(), err error) {
 	slots := s.unknown
 	if known {
 		slots = s.known
@@ -197,7 +197,7 @@ func (s *apiServer) slot(ctx context.Context, known bool) (release func(), err e
 		return nil, errBusy
 	}
 	defer s.waiting.Add(-1)
-	ctx, cancel := context.WithTimeout(ctx, slotWait)
+	ctx, cancel := context.WithTimeout(s.ctx, slotWait)
 	defer cancel()
 	select {
 	case slots <- struct{}{}:
