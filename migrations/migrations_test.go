@@ -125,7 +125,7 @@ func TestUpRefusesAnEditedMigration(t *testing.T) {
 }
 
 // waiting runs Wait and hands over what it is told meanwhile.
-func waiting(t *testing.T, ctx context.Context, dsn string) (told chan error, done chan error) { //nolint:revive // ctx is what is tested
+func waiting(t *testing.T, ctx context.Context, dsn string) (told chan error, done chan error) {
 	t.Helper()
 	told, done = make(chan error), make(chan error, 1)
 	go func() {
@@ -203,7 +203,9 @@ func TestWaitEndsWithItsContext(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
 	told, done := waiting(t, ctx, localstack.EmptyDatabase(t))
-	await(t, "its first look", told)
+	if err := await(t, "its first look", told); !errors.Is(err, migrations.ErrBehind) {
+		t.Errorf("told %v, want ErrBehind", err)
+	}
 	cancel()
 	if err := await(t, "its end", done); !errors.Is(err, context.Canceled) {
 		t.Errorf("got %v, want the context's end", err)

@@ -20,7 +20,7 @@ func (f *fixture) listening(s *Store) (wakes chan struct{}, stop func(), ended *
 	f.t.Helper()
 	wakes = make(chan struct{}, 100)
 	ctx, stop := context.WithCancel(f.t.Context())
-	ended = begin(f.t, func(context.Context) (error, error) { //nolint:revive // the error is the value looked at
+	ended = begin(f.t, func(context.Context) (error, error) {
 		return s.Listen(ctx, func() { wakes <- struct{}{} }), nil
 	})
 	f.t.Cleanup(stop)
@@ -87,7 +87,7 @@ func TestAConnectionThatIsCutIsUnavailableAndTheNextWorks(t *testing.T) {
 		},
 	}
 	for name, call := range calls {
-		waiting := begin(t, func(ctx context.Context) (error, error) { return call(ctx), nil }) //nolint:revive // the error is the value looked at
+		waiting := begin(t, func(ctx context.Context) (error, error) { return call(ctx), nil })
 		if !f.blocked("victim", waiting.done) {
 			t.Fatalf("%s did not wait", name)
 		}
@@ -114,7 +114,7 @@ func TestACallThatIsGivenUpLeavesNoLock(t *testing.T) {
 	s := f.as("victim")
 	ctx, giveUp := context.WithCancel(t.Context())
 	defer giveUp()
-	waiting := begin(t, func(context.Context) (error, error) { //nolint:revive // the error is the value looked at
+	waiting := begin(t, func(context.Context) (error, error) {
 		return s.Touch(ctx, []Touched{{LaneID: newer.LaneID}, {LaneID: older.LaneID}}), nil
 	})
 	f.blocked("victim", waiting.done)

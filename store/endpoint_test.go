@@ -59,7 +59,7 @@ func TestTwoWhoMakeARowAtOnce(t *testing.T) {
 	second := f.as("second")
 	later := change
 	later.PublicID = uuid.New()
-	losing := begin(t, func(ctx context.Context) (error, error) { //nolint:revive // the error is the value looked at
+	losing := begin(t, func(ctx context.Context) (error, error) {
 		_, err := second.ApplyEndpoint(ctx, later)
 		return err, nil
 	})

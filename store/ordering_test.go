@@ -182,7 +182,7 @@ func TestALaneThatBecomesOrderedKeepsOneVisibleRowOfAKey(t *testing.T) {
 			f.post("", 1, e)
 			f.wake("", e)
 			sent := f.claim(inFlight)
-			e = f.apply(e, ordered)
+			f.apply(e, ordered)
 			if _, n, err := f.SweepLanes(t.Context(), 0, 100); err != nil || n == 0 {
 				t.Fatalf("mended %d, %v", n, err)
 			}

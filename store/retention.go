@@ -56,7 +56,9 @@ func (s *Store) DropDays(ctx context.Context, events, attempts time.Duration) (d
 		return 0, nil
 	}
 	// Postgres notices a closed connection a little later: who comes next must not find the lock taken by nobody.
-	defer func() { _, _ = conn.Exec(context.WithoutCancel(ctx), `SELECT pg_advisory_unlock($1)`, int64(choreDrop)) }()
+	defer func() {
+		_, _ = conn.Exec(context.WithoutCancel(ctx), `SELECT pg_advisory_unlock($1)`, int64(choreDrop))
+	}()
 	if _, err := conn.Exec(ctx, `SET lock_timeout = '3s'`); err != nil {
 		return 0, fmt.Errorf("drop old partitions: %w", err)
 	}

@@ -153,7 +153,7 @@ func TestAnInterruptedDropIsEndedNextTime(t *testing.T) {
 	reader.exec(`SET TRANSACTION ISOLATION LEVEL REPEATABLE READ`)
 	reader.exec(`SELECT count(*) FROM postrider.event`)
 	dropper := f.as("dropper")
-	dropping := begin(t, func(ctx context.Context) (error, error) { //nolint:revive // the error is the value looked at
+	dropping := begin(t, func(ctx context.Context) (error, error) {
 		_, err := dropper.DropDays(ctx, 72*time.Hour, 72*time.Hour)
 		return err, nil
 	})

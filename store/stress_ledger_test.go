@@ -42,11 +42,10 @@ type owed struct {
 // laneEntry holds the widest limits that a lane ever had.
 type laneEntry struct {
 	*stressed
-	ordered     bool
-	max, burst  int
-	rate        float64 // 0: none at some time
-	unlimited   bool
-	changedRate bool
+	ordered    bool // all the time
+	max, burst int
+	rate       float64
+	unlimited  bool // at some time
 }
 
 type claimEntry struct {

@@ -23,9 +23,9 @@ const (
 )
 
 const (
-	stressLease   = 1200 * time.Millisecond
-	stressDrain   = 90 * time.Second
-	stressDoctors = 4 // goroutines that need no more than one connection
+	stressLease = 1200 * time.Millisecond
+	stressDrain = 90 * time.Second
+	stressPeers = 4 // producers, and claimers
 )
 
 // roughness is what a stress does besides its daily work.
@@ -82,14 +82,14 @@ type stress struct {
 
 // stressed is an endpoint under stress. Only the meddler changes it; sick is read by the senders.
 type stressed struct {
-	row     Endpoint
-	name    string
-	fixed   bool // limits and ordering never change
-	sick    atomic.Bool
-	deleted bool
+	row   Endpoint
+	name  string
+	fixed bool // limits and ordering never change
+	sick  atomic.Bool
 }
 
 func newStress(t *testing.T, r roughness, seed uint64) *stress {
+	t.Helper()
 	f := newFixture(t)
 	work, err := Open(t.Context(), Options{DSN: f.dsn, MaxConns: 10, Application: "stress"})
 	if err != nil {
@@ -119,7 +119,7 @@ func newStress(t *testing.T, r roughness, seed uint64) *stress {
 	return w
 }
 
-func (w *stress) rng(n uint64) *rand.Rand { return rand.New(rand.NewPCG(w.seed, n)) } //nolint:gosec // to be repeatable
+func (w *stress) rng(n uint64) *rand.Rand { return rand.New(rand.NewPCG(w.seed, n)) }
 
 func (w *stress) run(length time.Duration) {
 	// The producers and the meddler end first; what they left is worked off then.
@@ -128,7 +128,7 @@ func (w *stress) run(length time.Duration) {
 	second, endSecond := context.WithCancel(w.t.Context())
 	defer endSecond()
 	var g1, g2 sync.WaitGroup
-	for i := range uint64(stressDoctors) {
+	for i := range uint64(stressPeers) {
 		g1.Go(func() { w.produce(first, w.rng(10+i)) })
 		g2.Go(func() { w.claims(second, w.rng(20+i)) })
 	}
@@ -224,7 +224,7 @@ func (w *stress) claims(ctx context.Context, rng *rand.Rand) {
 		w.ledger.claimed(b)
 		for _, c := range b.Claims {
 			n++
-			own := rand.New(rand.NewPCG(rng.Uint64(), n)) //nolint:gosec // to be repeatable
+			own := rand.New(rand.NewPCG(rng.Uint64(), n))
 			w.flying.Add(1)
 			go func() { defer w.flying.Done(); w.request(c, own) }()
 		}
