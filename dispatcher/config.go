@@ -19,8 +19,8 @@ type Config struct {
 	// request never takes longer, whatever an endpoint's row says. Default 30 s.
 	MaxTimeout time.Duration
 
-	// RecordTime is what is kept of each lease for recording the outcome; a request that still runs when no more is left
-	// is abandoned. Default 5 s.
+	// RecordTime is what is kept of each lease for recording the outcome: no request begins when less is left, and one
+	// that still runs when half of it is left is abandoned. Default 5 s.
 	RecordTime time.Duration
 
 	// Grace is how long requests in flight may go on after a stop was asked for; what is still running then is released

@@ -403,7 +403,7 @@ type running struct {
 	*Dispatcher
 	t     testing.TB
 	stop  context.CancelFunc
-	ended chan error
+	ended func() error // waits
 }
 
 // start runs a dispatcher. Stop it within a synctest bubble; elsewhere the test's end does.
@@ -430,16 +430,16 @@ func startWithoutChores(t testing.TB, c Config, d Dependencies, o outside) *runn
 
 func run(t testing.TB, dispatcher *Dispatcher) *running {
 	ctx, stop := context.WithCancel(context.Background())
-	r := &running{Dispatcher: dispatcher, t: t, stop: stop, ended: make(chan error, 1)}
-	go func() { r.ended <- dispatcher.Run(ctx) }()
-	return r
+	result := make(chan error, 1)
+	go func() { result <- dispatcher.Run(ctx) }()
+	return &running{Dispatcher: dispatcher, t: t, stop: stop, ended: sync.OnceValue(func() error { return <-result })}
 }
 
-// end stops it and waits.
+// end stops it and waits; twice is once.
 func (r *running) end() {
 	r.t.Helper()
 	r.stop()
-	if err := <-r.ended; err != nil {
+	if err := r.ended(); err != nil {
 		r.t.Errorf("Run: %v", err)
 	}
 }

@@ -21,9 +21,9 @@ type keeper struct {
 	slots  []atomic.Pointer[job] // one per sender
 }
 
-// period is short against a lease; what it costs is a look at each sender's slot.
+// period is short against a lease and against the time for recording; what it costs is a look at each sender's slot.
 func (k *keeper) period() time.Duration {
-	return min(max(k.config.Lease/50, 20*time.Millisecond), time.Second)
+	return min(k.config.Lease/50, k.config.RecordTime/5, time.Second)
 }
 
 func (k *keeper) run(ctx context.Context) {
@@ -46,9 +46,10 @@ func (k *keeper) look(ctx context.Context) {
 		if j == nil {
 			continue
 		}
-		left := j.leaseLeft() - k.config.RecordTime
+		// Half, so that a request that began a little late, with all of its timeout before it, is still let end by itself.
+		left := j.leaseLeft() - k.config.RecordTime/2
 		switch {
-		case left <= k.period():
+		case left <= 0:
 			k.abandon(j)
 		case until(j.mustEnd) > left && left < k.config.Lease/2:
 			short = append(short, j)
