@@ -34,16 +34,17 @@ type KubeAPIOptions struct {
 // controller manager: nobody makes default ServiceAccounts, collects garbage or finishes the deletion of a namespace.
 // Its methods are not safe for concurrent use, except Config.
 type KubeAPIServer struct {
-	options  KubeAPIOptions
-	folder   *folder
-	ca       *authority
-	config   *rest.Config
-	programs struct{ etcd, apiServer string }
-	etcdPort int
-	peerPort int
-	port     int
-	etcd     *process
-	server   *process
+	options     KubeAPIOptions
+	folder      *folder
+	ca          *authority
+	config      *rest.Config
+	connections connections
+	programs    struct{ etcd, apiServer string }
+	etcdPort    int
+	peerPort    int
+	port        int
+	etcd        *process
+	server      *process
 }
 
 const (
@@ -159,7 +160,7 @@ func (k *KubeAPIServer) Close() error {
 	k.Stop()
 	k.etcd.stop(syscall.SIGTERM, kubeGrace)
 	if k.config != nil {
-		closeIdle(k.config)
+		k.connections.close()
 		signingKeys.Delete(k.config.Host)
 	}
 	err := k.folder.remove()
@@ -231,6 +232,9 @@ func (k *KubeAPIServer) writeCertificates() error {
 		return err
 	}
 	if k.config, err = k.User("admin", "system:masters"); err != nil {
+		return err
+	}
+	if k.connections, err = holdConnections(k.config); err != nil {
 		return err
 	}
 	signingKeys.Store(k.config.Host, k.file(signingKeyName))

@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"math/big"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -130,8 +131,9 @@ func WriteKubeconfig(path string, config *rest.Config) error {
 
 // sharedKube is the API server that all tests of this process use: an own one, or the one of EnvKubeconfig.
 type sharedKube struct {
-	own    *KubeAPIServer // nil if somebody else started it
-	config *rest.Config
+	own         *KubeAPIServer // nil if somebody else started it
+	config      *rest.Config
+	connections connections
 }
 
 func openKube() (*sharedKube, error) {
@@ -142,7 +144,8 @@ func openKube() (*sharedKube, error) {
 		}
 		config.QPS = -1
 		signingKeys.Store(config.Host, filepath.Join(filepath.Dir(path), signingKeyName))
-		return &sharedKube{config: config}, nil
+		held, err := holdConnections(config)
+		return &sharedKube{config: config, connections: held}, err
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), buildPatience)
 	defer cancel()
@@ -157,17 +160,31 @@ func (s *sharedKube) close() error {
 	if s == nil {
 		return nil
 	}
-	closeIdle(s.config)
+	s.connections.close()
 	return s.own.Close()
 }
 
-// closeIdle closes the connections that client-go keeps for all clients of this configuration, with or without its
-// client certificate, so that no goroutine waits on them.
-func closeIdle(config *rest.Config) {
+// connections holds on to the connections that client-go keeps for all clients of a configuration, with its client
+// certificate or with tokens. client-go itself forgets them as soon as no client is left, and then nobody can close
+// them: their goroutines would wait until the server ends.
+type connections []http.RoundTripper
+
+func holdConnections(config *rest.Config) (connections, error) {
+	var held connections
 	for _, c := range []*rest.Config{config, rest.AnonymousClientConfig(config)} {
-		if transport, err := rest.TransportFor(c); err == nil {
-			utilnet.CloseIdleConnectionsFor(transport)
+		transport, err := rest.TransportFor(c)
+		if err != nil {
+			return nil, fmt.Errorf("make a transport: %w", err)
 		}
+		held = append(held, transport)
+	}
+	return held, nil
+}
+
+// close closes those that are idle, which all are when no test runs.
+func (c connections) close() {
+	for _, transport := range c {
+		utilnet.CloseIdleConnectionsFor(transport)
 	}
 }
 
