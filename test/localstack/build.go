@@ -24,23 +24,30 @@ const (
 	progressEvery = 30 * time.Second
 )
 
-// program is a server or tool that is built from the module test/controlplane.
-type program struct {
-	name    string
-	pkg     string
-	usually string // how long a build takes on two cores when nothing is cached
+// Program is a server or tool of somebody else that is built from source, in a module below test that pins its version.
+type Program struct {
+	Name    string
+	Package string
+	Module  string // folder below test
+	Tags    string // of the build, separated by commas
+	Usually string // how long a build takes on two cores when nothing is cached
+
+	// Assets says that KUBEBUILDER_ASSETS, where it is set, has the program too; Optional, that it need not.
+	Assets, Optional bool
 }
 
+const controlplane = "controlplane"
+
 var (
-	etcd          = program{"etcd", "go.etcd.io/etcd/server/v3", "half a minute"}
-	kubeAPIServer = program{"kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver", "4 to 6 minutes"}
-	kubectl       = program{"kubectl", "k8s.io/kubernetes/cmd/kubectl", "a minute"}
+	etcd          = Program{Name: "etcd", Package: "go.etcd.io/etcd/server/v3", Module: controlplane, Usually: "half a minute", Assets: true}
+	kubeAPIServer = Program{Name: "kube-apiserver", Package: "k8s.io/kubernetes/cmd/kube-apiserver", Module: controlplane, Usually: "4 to 6 minutes", Assets: true}
+	kubectl       = Program{Name: "kubectl", Package: "k8s.io/kubernetes/cmd/kubectl", Module: controlplane, Usually: "a minute", Assets: true, Optional: true}
 )
 
 // BuildKubeAPI makes sure that NewKubeAPI will not have to build anything.
 func BuildKubeAPI(ctx context.Context, progress io.Writer) error {
-	for _, p := range []program{etcd, kubeAPIServer} {
-		if _, err := p.path(ctx, progress); err != nil {
+	for _, p := range []Program{etcd, kubeAPIServer} {
+		if _, err := p.Path(ctx, progress); err != nil {
 			return err
 		}
 	}
@@ -49,35 +56,38 @@ func BuildKubeAPI(ctx context.Context, progress io.Writer) error {
 
 // Kubectl returns the path of a kubectl of the API server's version, building it first if need be.
 func Kubectl(ctx context.Context, progress io.Writer) (string, error) {
-	return kubectl.path(ctx, progress)
+	return kubectl.Path(ctx, progress)
 }
 
-// path returns where the program is: in the folder that KUBEBUILDER_ASSETS names, or in .cache, where it is built once
-// per version.
-func (p program) path(ctx context.Context, progress io.Writer) (string, error) {
+// Path returns where the program is: in the folder that KUBEBUILDER_ASSETS names, or in .cache, where it is built once per
+// version. Progress nil means os.Stderr.
+func (p Program) Path(ctx context.Context, progress io.Writer) (string, error) {
 	if progress == nil {
 		progress = os.Stderr
 	}
-	if assets := os.Getenv(envAssets); assets != "" {
-		file := filepath.Join(assets, p.name)
+	if assets := os.Getenv(envAssets); assets != "" && p.Assets {
+		file := filepath.Join(assets, p.Name)
 		if info, err := os.Stat(file); err == nil && info.Mode()&0o111 != 0 {
 			return file, nil
 		}
-		if p != kubectl { // which those folders need not have
-			return "", fmt.Errorf("%s is set to %s, which has no program %s; unset it to have one built", envAssets, assets, p.name)
+		if !p.Optional {
+			return "", fmt.Errorf("%s is set to %s, which has no program %s; unset it to have one built", envAssets, assets, p.Name)
 		}
 	}
-	module, err := moduleFolder()
+	top, err := root()
 	if err != nil {
 		return "", err
 	}
+	module := filepath.Join(top, "test", p.Module)
 	goMod, err := os.ReadFile(filepath.Join(module, "go.mod"))
 	if err != nil {
-		return "", fmt.Errorf("read the versions of etcd and Kubernetes: %w", err)
+		return "", fmt.Errorf("read the version of %s: %w", p.Name, err)
 	}
-	sum := sha256.Sum256(goMod)
-	dir := filepath.Join(module, "../../.cache/controlplane", hex.EncodeToString(sum[:])[:12]+"-"+runtime.GOARCH)
-	file := filepath.Join(dir, p.name)
+	version, err := content(module, goMod)
+	if err != nil {
+		return "", fmt.Errorf("read the source of %s: %w", p.Name, err)
+	}
+	file := filepath.Join(top, ".cache", filepath.Base(p.Module), version+"-"+runtime.GOARCH, p.Name)
 	if _, err := os.Stat(file); err == nil {
 		return file, nil
 	}
@@ -86,11 +96,29 @@ func (p program) path(ctx context.Context, progress io.Writer) (string, error) {
 	return file, p.build(ctx, progress, module, goMod, file)
 }
 
-func (p program) build(ctx context.Context, progress io.Writer, module string, goMod []byte, file string) error {
+// content names what is built from a module: its go.mod, and the program of ours that it may have.
+func content(module string, goMod []byte) (string, error) {
+	sources, err := filepath.Glob(filepath.Join(module, "*.go"))
+	if err != nil {
+		return "", err
+	}
+	sum := sha256.New()
+	_, _ = sum.Write(goMod) // which does not fail
+	for _, source := range sources {
+		text, err := os.ReadFile(source)
+		if err != nil {
+			return "", err
+		}
+		_, _ = sum.Write(text)
+	}
+	return hex.EncodeToString(sum.Sum(nil))[:12], nil
+}
+
+func (p Program) build(ctx context.Context, progress io.Writer, module string, goMod []byte, file string) error {
 	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
 		return fmt.Errorf("make the cache: %w", err)
 	}
-	unlock, err := lockFile(ctx, progress, file+".lock", p.name)
+	unlock, err := lockFile(ctx, progress, file+".lock", p.Name)
 	if err != nil {
 		return err
 	}
@@ -100,13 +128,9 @@ func (p program) build(ctx context.Context, progress io.Writer, module string, g
 	}
 	golang, err := exec.LookPath("go")
 	if err != nil {
-		return fmt.Errorf("go is needed in PATH to build %s: %w", p.name, err)
+		return fmt.Errorf("go is needed in PATH to build %s: %w", p.Name, err)
 	}
-	args := []string{"build", "-o", file + ".part"}
-	if ldflags := versionFlags(goMod); ldflags != "" {
-		args = append(args, "-ldflags", ldflags)
-	}
-	cmd := exec.CommandContext(ctx, golang, append(args, p.pkg)...)
+	cmd := exec.CommandContext(ctx, golang, "build", "-o", file+".part", "-tags", p.Tags, "-ldflags", linkerFlags(goMod), p.Package)
 	cmd.Dir = module
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off", "GOFLAGS=")
 	// The compilers are children of go: all of them get the end of the context.
@@ -117,7 +141,7 @@ func (p program) build(ctx context.Context, progress io.Writer, module string, g
 	cmd.Stdout, cmd.Stderr = &out, &out
 
 	started := time.Now()
-	say(progress, "building %s from source, once for this checkout (usually %s on 2 cores)", p.name, p.usually)
+	say(progress, "building %s from source, once for this checkout (usually %s on 2 cores)", p.Name, p.Usually)
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread() // see start in process.go
@@ -128,12 +152,12 @@ func (p program) build(ctx context.Context, progress io.Writer, module string, g
 	for {
 		select {
 		case <-tick.C:
-			say(progress, "still building %s: %s of usually %s", p.name, time.Since(started).Round(time.Second), p.usually)
+			say(progress, "still building %s: %s of usually %s", p.Name, time.Since(started).Round(time.Second), p.Usually)
 		case err := <-done:
 			if err != nil {
-				return fmt.Errorf("build %s: %w\n%s", p.name, err, lastLines(out.String(), 20))
+				return fmt.Errorf("build %s: %w\n%s", p.Name, err, lastLines(out.String(), 20))
 			}
-			say(progress, "built %s in %s", p.name, time.Since(started).Round(time.Second))
+			say(progress, "built %s in %s", p.Name, time.Since(started).Round(time.Second))
 			return os.Rename(file+".part", file)
 		}
 	}
@@ -141,14 +165,14 @@ func (p program) build(ctx context.Context, progress io.Writer, module string, g
 
 var kubernetesVersion = regexp.MustCompile(`k8s\.io/kubernetes (v(\d+)\.(\d+)\.\S+)`)
 
-// versionFlags stamp the version: without it the server says v0.0.0-master, which clients cannot parse.
-func versionFlags(goMod []byte) string {
+// linkerFlags stamp Kubernetes' version: without it the server says v0.0.0-master, which clients cannot parse.
+func linkerFlags(goMod []byte) string {
+	const small, in = "-s -w", "k8s.io/component-base/version."
 	v := kubernetesVersion.FindSubmatch(goMod)
 	if v == nil {
-		return ""
+		return small
 	}
-	const in = "k8s.io/component-base/version."
-	return fmt.Sprintf("-s -w -X %[1]sgitVersion=%[2]s -X %[1]sgitMajor=%[3]s -X %[1]sgitMinor=%[4]s", in, v[1], v[2], v[3])
+	return fmt.Sprintf("%[1]s -X %[2]sgitVersion=%[3]s -X %[2]sgitMajor=%[4]s -X %[2]sgitMinor=%[5]s", small, in, v[1], v[2], v[3])
 }
 
 // lockFile waits until no other process holds the lock.
@@ -183,11 +207,8 @@ func lockFile(ctx context.Context, progress io.Writer, path, what string) (func(
 
 const ourModule = "module github.com/postrider/postrider\n"
 
-// moduleFolder returns test/controlplane of the checkout that the current directory is in.
-func moduleFolder() (string, error) {
-	root, err := root()
-	return filepath.Join(root, "test/controlplane"), err
-}
+// Root returns the top folder of the checkout that the current directory is in.
+func Root() (string, error) { return root() }
 
 // root returns the top folder of the checkout that the current directory is in; `go test` runs in the package's folder.
 func root() (string, error) {

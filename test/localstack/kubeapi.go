@@ -60,10 +60,10 @@ const (
 func NewKubeAPI(ctx context.Context, o KubeAPIOptions) (*KubeAPIServer, error) {
 	k := &KubeAPIServer{options: o}
 	var err error
-	if k.programs.etcd, err = etcd.path(ctx, o.Progress); err != nil {
+	if k.programs.etcd, err = etcd.Path(ctx, o.Progress); err != nil {
 		return nil, err
 	}
-	if k.programs.apiServer, err = kubeAPIServer.path(ctx, o.Progress); err != nil {
+	if k.programs.apiServer, err = kubeAPIServer.Path(ctx, o.Progress); err != nil {
 		return nil, err
 	}
 	if k.folder, err = newFolder(false); err != nil {

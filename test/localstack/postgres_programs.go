@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -81,6 +82,15 @@ func postgresVersion(ctx context.Context, dir string) int {
 		return 0
 	}
 	return version
+}
+
+// InstallPackages installs packages of Debian or Ubuntu that tests need. The error says what to install where we may not.
+func InstallPackages(ctx context.Context, progress io.Writer, packages ...string) error {
+	apt, err := exec.LookPath("apt-get")
+	if err != nil || os.Geteuid() != 0 {
+		return fmt.Errorf("%v are needed and not installed; on Debian and Ubuntu: sudo apt-get install %s", packages, strings.Join(packages, " "))
+	}
+	return aptInstall(ctx, apt, progress, packages...)
 }
 
 func aptInstall(ctx context.Context, apt string, progress io.Writer, packages ...string) error {
