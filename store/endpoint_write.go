@@ -38,12 +38,16 @@ VALUES (@endpoint_id, @version, @ordered, @max_concurrency, @rate, @burst, @fail
 RETURNING lane_id`
 
 // A changed version clears the probe and makes an open circuit half open: what the change mends is found out at once. A
-// changed rate caps the token time, or a lane that had one request an hour would wait out that hour. A changed
-// generation is what a receiver that answered 410 may be tried again for; a rotated key is not. Ages count anew from the
+// changed rate keeps the tokens that there are: token_at as it stands would make a lane that had one request an hour wait
+// out that hour, and turn the seconds that a slow one was idle for into a fast one's full burst, right after its last
+// request. A changed generation is what a receiver that answered 410 may be tried again for; a rotated key is not. Ages count anew from the
 // end of a hold.
 const updateLane = `
 UPDATE postrider.lane SET version = @version, ordered = @ordered, max_inflight = @max_concurrency,
-    token_at = CASE WHEN (rate, burst) IS DISTINCT FROM (@rate::float8, @burst::int) THEN least(token_at, now() + interval '1 s' / @rate::float8) ELSE token_at END,
+    token_at = CASE WHEN token_at IS NOT NULL AND rate <> @rate::float8 THEN
+                         now() + (greatest(token_at, now() - (burst - 1) / rate * interval '1 s') - now()) * (rate / @rate::float8) + interval '1 us'
+                    WHEN rate IS NULL THEN least(token_at, now() + interval '1 s' / @rate::float8)
+                    ELSE token_at END,
     rate = @rate, burst = @burst, threshold = @failure_threshold, cooldown_min = @cooldown, cooldown_max = @max_cooldown,
     max_duration = @max_duration, paused = @paused, blocked = @blocked,
     gone_at = CASE WHEN @respecified THEN NULL ELSE gone_at END,

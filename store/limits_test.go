@@ -85,6 +85,30 @@ func TestAChangedRateCapsTheWaitForTheNextToken(t *testing.T) {
 	}
 }
 
+// A burst that was half spent under a slow rate is not whole again under a fast one.
+func TestAChangedRateGivesNoFreshBurst(t *testing.T) {
+	t.Parallel()
+	for name, perHour := range map[string]int{"faster": 60, "much faster": 3600, "slower": 1} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			e := f.endpoint("a", func(p *EndpointSpec) { p.Rate = &Rate{Requests: 6, Per: time.Hour, Burst: 5} })
+			f.post("", 20, e)
+			f.wake("", e)
+			f.exec(`UPDATE postrider.lane SET token_at = '2000-01-01Z'`) // idle for long
+			f.claim(3)
+			e = f.apply(e, func(p *EndpointSpec) { p.Rate.Requests = perHour })
+			if got, least := len(f.claim(20)), 1; got > 2+int(patience.Hours()*float64(perHour)) || got < least {
+				t.Errorf("claimed %d deliveries, want the 2 of the burst that were left", got)
+			}
+			f.pass(e, time.Hour*2/time.Duration(perHour))
+			if got := len(f.claim(20)); got < 1 || got > 3 {
+				t.Errorf("claimed %d deliveries after the time of two, want about 2", got)
+			}
+		})
+	}
+}
+
 func TestAChangedConcurrencyCountsAtTheNextClaim(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

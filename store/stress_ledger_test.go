@@ -365,7 +365,7 @@ func (l *ledger) judgeLane(x *laneEntry, claims []*claimEntry) {
 			level = max(0, level-x.rate*c.at.Sub(claims[i-1].at).Seconds())
 		}
 		if level++; level > float64(x.burst)+0.001 {
-			l.violations["over the rate"]++
+			l.violations["over the rate of "+x.name]++
 		}
 	}
 }
