@@ -31,10 +31,9 @@ func announcements(before, after v1alpha1.WebhookEndpointStatus) []announcement 
 	if is.Status != metav1.ConditionUnknown && was.Status != metav1.ConditionUnknown && was.Reason != is.Reason {
 		list = append(list, announcement{kindOf(is), is.Reason, is.Message})
 	}
-	was, is = conditionOf(before, v1alpha1.ConditionDelivering), conditionOf(after, v1alpha1.ConditionDelivering)
 	switch wasOpen, isOpen := opened(before), opened(after); {
 	case isOpen && !wasOpen:
-		list = append(list, announcement{corev1.EventTypeWarning, v1alpha1.ReasonCircuitOpen, is.Message})
+		list = append(list, announcement{corev1.EventTypeWarning, v1alpha1.ReasonCircuitOpen, conditionOf(after, v1alpha1.ConditionDelivering).Message})
 	case wasOpen && !isOpen:
 		list = append(list, announcement{corev1.EventTypeNormal, eventCircuitClosed, "Deliveries are sent again."})
 	}

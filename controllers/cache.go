@@ -18,7 +18,7 @@ import (
 )
 
 // secretIndex finds the endpoints that refer to a Secret.
-const secretIndex = ".spec.signing.secretRef.name"
+const secretIndex = ".spec.signing.secretRef.name" //nolint:gosec // the name of an index
 
 // newScheme returns the types that this part reads and writes.
 func newScheme() *runtime.Scheme {
@@ -75,7 +75,10 @@ func observing(d *deletions) toolscache.TransformFunc {
 // index.
 func warm(ctx context.Context, c cache.Cache, allNamespaces bool) error {
 	err := c.IndexField(ctx, &v1alpha1.WebhookEndpoint{}, secretIndex, func(o client.Object) []string {
-		return []string{o.(*v1alpha1.WebhookEndpoint).Spec.Signing.SecretRef.Name}
+		if endpoint, ok := o.(*v1alpha1.WebhookEndpoint); ok {
+			return []string{endpoint.Spec.Signing.SecretRef.Name}
+		}
+		return nil
 	})
 	if err != nil {
 		return fmt.Errorf("index endpoints by their Secret: %w", err)

@@ -16,7 +16,7 @@ import (
 type budgets struct {
 	tick       time.Duration // between two looks at the store. 0: 1 s
 	perSecond  int           // statuses enqueued in a second. 0: 200
-	pause      time.Duration // between two writes of one status, so that a row of dead letters is one write. 0: 3 s
+	pause      time.Duration // between two writes of one status, so that a row of dead letters is one write. 0: 2 s
 	settle     time.Duration // how long a circuit must be half open to be worth a write. 0: 3 s
 	moving     time.Duration // the least time between two writes of moving figures. 0: 60 s
 	movingRate int           // writes of moving figures in a second, over all endpoints. 0: 20
@@ -27,7 +27,7 @@ func (b budgets) filled() budgets {
 	return budgets{
 		tick:       orDefault(b.tick, time.Second),
 		perSecond:  orDefault(b.perSecond, 200),
-		pause:      orDefault(b.pause, 3*time.Second),
+		pause:      orDefault(b.pause, 2*time.Second),
 		settle:     orDefault(b.settle, 3*time.Second),
 		moving:     orDefault(b.moving, time.Minute),
 		movingRate: orDefault(b.movingRate, 20),
@@ -296,7 +296,7 @@ func (f *facts) toCount(n, turns int) []int64 {
 		}
 	}
 	// Those that are left out of a busy round must not be the same ones each time.
-	rand.Shuffle(len(active), func(i, j int) { active[i], active[j] = active[j], active[i] })
+	rand.Shuffle(len(active), func(i, j int) { active[i], active[j] = active[j], active[i] }) //nolint:gosec // fairness, no secret
 	chosen := map[int64]bool{}
 	choose := func(id int64) {
 		if e := f.endpoints[id]; e != nil && !chosen[id] {

@@ -230,11 +230,11 @@ func TestDeadLettersInARowShareWrites(t *testing.T) {
 		}
 		d.run(t, 70*time.Second)
 		times := d.writes[1]
-		if len(times) < 60/5 || len(times) > 60/3+2 {
-			t.Errorf("a minute of dead letters: %d writes, want one in 3 to 5 s", len(times))
+		if len(times) < 60/4 || len(times) > 60/2+2 {
+			t.Errorf("a minute of dead letters: %d writes, want one in 2 to 4 s", len(times))
 		}
 		for i := 1; i < len(times); i++ {
-			if gap := times[i].Sub(times[i-1]); gap < 3*time.Second {
+			if gap := times[i].Sub(times[i-1]); gap < 2*time.Second {
 				t.Errorf("two writes %s apart", gap)
 			}
 		}

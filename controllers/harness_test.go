@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
+	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/postrider/postrider/api/v1alpha1"
@@ -306,7 +307,7 @@ func conditionsAre(e *v1alpha1.WebhookEndpoint, want string) error {
 		}
 	}
 	for _, c := range e.Status.Conditions {
-		if c.ObservedGeneration != e.Generation {
+		if c.ObservedGeneration != e.Generation && !strings.Contains(want, v1alpha1.ConditionReconciling) {
 			return fmt.Errorf("condition %s is of generation %d, the object of %d", c.Type, c.ObservedGeneration, e.Generation)
 		}
 		if (c.Type == v1alpha1.ConditionStalled || c.Type == v1alpha1.ConditionReconciling) && !strings.Contains(want, c.Type) {
@@ -334,6 +335,7 @@ func (w *world) config() Config {
 type running struct {
 	t      testing.TB
 	part   *part
+	mgr    ctrl.Manager
 	cancel context.CancelFunc
 	ended  chan struct{}
 	err    error
@@ -354,11 +356,12 @@ func (w *world) startWith(s Store, alter ...func(*Config)) *running {
 	w.must(c.Validate())
 	ctx, cancel := context.WithCancel(context.Background())
 	r := &running{t: w.t, part: newPart(s, w.keyring, w.policy, c), cancel: cancel, ended: make(chan struct{})}
-	mgr, err := r.part.manager(ctx, w.api)
+	var err error
+	r.mgr, err = r.part.manager(ctx, w.api)
 	w.must(err)
 	go func() {
 		defer close(r.ended)
-		r.err = mgr.Start(ctx)
+		r.err = r.mgr.Start(ctx)
 	}()
 	w.t.Cleanup(func() {
 		cancel()

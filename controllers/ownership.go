@@ -54,14 +54,15 @@ func (o *ownership) Start(ctx context.Context) error {
 	var told string
 	for {
 		err := o.try(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
 		o.mutex.Lock()
 		o.problem = err
 		o.mutex.Unlock()
 		switch {
 		case err == nil:
 			close(o.granted)
-		case ctx.Err() != nil:
-			return nil
 		case errors.Is(err, store.ErrOwned), errors.Is(err, ErrKeyMissing):
 			return err
 		case err.Error() != told:

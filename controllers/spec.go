@@ -230,9 +230,9 @@ func short(d time.Duration) string {
 		length time.Duration
 		name   string
 	}{{time.Hour, "h"}, {time.Minute, "m"}, {time.Second, "s"}, {time.Millisecond, "ms"}} {
-		if n := d / unit.length; n > 0 {
-			fmt.Fprintf(&b, "%d%s", n, unit.name)
-			d -= n * unit.length
+		if d >= unit.length {
+			fmt.Fprintf(&b, "%d%s", d/unit.length, unit.name)
+			d %= unit.length
 		}
 	}
 	return cmp.Or(b.String(), "0s")

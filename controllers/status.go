@@ -129,7 +129,7 @@ func describeFigures(s *v1alpha1.WebhookEndpointStatus, f figures) {
 	if l := f.LastFailure; !l.At.IsZero() {
 		s.LastFailure = &v1alpha1.LastFailure{
 			Time:       metav1.NewTime(l.At),
-			StatusCode: int32(l.Status), //nolint:gosec // an HTTP status
+			StatusCode: int32(l.Status),
 			Reason:     l.Reason,
 			Message:    l.Message,
 		}
@@ -147,9 +147,9 @@ func describeFigures(s *v1alpha1.WebhookEndpointStatus, f figures) {
 func effective(spec store.EndpointSpec) *v1alpha1.EffectiveSettings {
 	return &v1alpha1.EffectiveSettings{
 		Timeout:        v1alpha1.Duration(short(spec.Timeout)),
-		MaxAttempts:    int32(spec.MaxAttempts), //nolint:gosec // at most 100
+		MaxAttempts:    int32(spec.MaxAttempts),
 		MaxDuration:    v1alpha1.Duration(short(spec.MaxDuration)),
-		MaxConcurrency: int32(spec.MaxConcurrency), //nolint:gosec // at most 1000
+		MaxConcurrency: int32(spec.MaxConcurrency),
 	}
 }
 

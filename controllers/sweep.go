@@ -59,10 +59,11 @@ func (s *sweeper) Start(ctx context.Context) error {
 	refused := 0
 	for {
 		found, err := s.sweep(ctx)
+		if ctx.Err() != nil {
+			return nil
+		}
 		var again <-chan time.Time
 		switch {
-		case ctx.Err() != nil:
-			return nil
 		case err != nil:
 			s.log.Warn("the sweep of rows whose object is gone failed and is tried again", "reason", err.Error())
 			again = time.After(sweepRetry)

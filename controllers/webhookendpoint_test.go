@@ -1,15 +1,444 @@
 package controllers
 
 import (
+	"fmt"
+	"slices"
+	"strings"
 	"testing"
+	"time"
+
+	eventsv1 "k8s.io/api/events/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"github.com/postrider/postrider/api/v1alpha1"
+	"github.com/postrider/postrider/store"
+	"github.com/postrider/postrider/test/localstack"
 )
 
-func TestAnEndpointBecomesARow(t *testing.T) {
+// TestSecretsAreNoticed is case K1.
+func TestSecretsAreNoticed(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	var requests func(string) int
+	w.api, requests = counted(w.api)
+	w.start()
+	w.create("ledger")
+	w.create("neighbour", func(s *v1alpha1.WebhookEndpointSpec) { s.Signing.SecretRef.Name = "other" })
+	w.awaitConditions("ledger", "Ready=False/SecretNotFound")
+
+	noticed := func(what, conditions string, keys int, do func()) {
+		t.Helper()
+		start := time.Now()
+		do()
+		eventually(t, 20*time.Second, func() error {
+			e := w.get("ledger")
+			if err := conditionsAre(e, conditions); err != nil {
+				return err
+			}
+			if len(e.Status.SigningKeys) != keys {
+				return fmt.Errorf("%d signing keys, want %d", len(e.Status.SigningKeys), keys)
+			}
+			return nil
+		})
+		t.Logf("%s: noticed after %s", what, time.Since(start).Round(10*time.Millisecond))
+	}
+	var first, second string
+	noticed("a Secret is created", ready, 1, func() { first = w.signedBy("signing") })
+	noticed("its value changes", ready, 2, func() { second = w.signedBy("signing") })
+	noticed("its entry is renamed", "Ready=False/SecretKeyMissing", 2, func() { w.putSecret("signing", "renamed", second) })
+	noticed("and named in the spec", ready, 2, func() {
+		w.change("ledger", func(s *v1alpha1.WebhookEndpointSpec) { s.Signing.SecretRef.Key = "renamed" })
+	})
+	noticed("it is deleted", "Ready=False/SecretNotFound", 2, func() { w.deleteSecret("signing") })
+	noticed("it comes back as it was", ready, 2, func() { w.putSecret("signing", "renamed", first) })
+	if keys := w.rowKeys("ledger"); !keys[0].Equal(parseKey(t, first)) || !keys[1].Equal(parseKey(t, second)) {
+		t.Error("the row's keys are not the Secret's")
+	}
+	w.awaitConditions("neighbour", "Ready=False/SecretNotFound")
+	// A read for each event, of the cache's lag perhaps two, and no poll.
+	if reads := requests("GET /api/v1/namespaces/" + w.namespace + "/secrets/signing"); reads < 6 || reads > 20 {
+		t.Errorf("the Secret was read %d times for 7 events", reads)
+	}
+}
+
+// TestIdleObjectsAreLeftAlone is case K2, with some hundreds of objects. What is done for each of them is the same for
+// ten thousand: the resync finds the agreement remembered, and the feed asks for all at once (feed_test.go).
+func TestIdleObjectsAreLeftAlone(t *testing.T) {
+	t.Parallel()
+	const n = 200
+	w := newWorld(t)
+	var requests func(string) int
+	w.api, requests = counted(w.api)
+	w.signedBy("signing")
+	for i := range n {
+		w.create(fmt.Sprintf("endpoint-%03d", i))
+	}
+	r := w.start(func(c *Config) { c.resync, c.budgets.tick = time.Second, 100*time.Millisecond })
+	versions := func() (objects, rows []string) {
+		var list v1alpha1.WebhookEndpointList
+		w.must(w.client.List(patience(t), &list, client.InNamespace(w.namespace)))
+		for _, e := range list.Items {
+			if conditionsAre(&e, ready) == nil && e.Status.PendingCount != nil {
+				objects = append(objects, e.Name+" "+e.ResourceVersion)
+			}
+			if row := w.row(e.Name); row != nil {
+				rows = append(rows, fmt.Sprint(e.Name, " ", row.Version))
+			}
+		}
+		return objects, rows
+	}
+	var objects, rows []string
+	eventually(t, time.Minute, func() error {
+		if objects, rows = versions(); len(objects) < n {
+			return fmt.Errorf("%d of %d are ready", len(objects), n)
+		}
+		return nil
+	})
+	writes, reads, reconciles := r.count("postrider_status_writes_total"), requests("/secrets/"), r.count("postrider_reconciles_total")
+	eventually(t, time.Minute, func() error { // four resyncs and dozens of looks at the store
+		if done := r.count("postrider_reconciles_total") - reconciles; done < 4*n {
+			return fmt.Errorf("%v reconciles of idle objects", done)
+		}
+		return nil
+	})
+	afterObjects, afterRows := versions()
+	if !slices.Equal(objects, afterObjects) || r.count("postrider_status_writes_total") != writes {
+		t.Errorf("%v statuses of idle objects were written", r.count("postrider_status_writes_total")-writes)
+	}
+	if !slices.Equal(rows, afterRows) {
+		t.Error("rows of idle objects were written")
+	}
+	if got := requests("/secrets/"); got != reads {
+		t.Errorf("Secrets of idle objects were read %d times", got-reads)
+	}
+	if patches := requests("PATCH "); float64(patches) > writes+1 { // one more for the Event series
+		t.Logf("%d patches, %v of a status", patches, writes)
+	}
+}
+
+// TestTheStatusFollowsWithinFiveSeconds measures with the budgets of the design.
+func TestTheStatusFollowsWithinFiveSeconds(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.signedBy("signing")
 	w.create("ledger")
-	w.start()
+	w.start(func(c *Config) { c.budgets = budgets{} })
 	w.awaitConditions("ledger", ready+" Delivering=True/NoAttempts")
-	t.Log(w.get("ledger").Status)
+	for _, step := range []struct {
+		what string
+		end  func(*store.Result)
+		want func(*v1alpha1.WebhookEndpoint) bool
+	}{
+		{"the first success", delivered, func(e *v1alpha1.WebhookEndpoint) bool {
+			return conditionsAre(e, ready+" Delivering=True/Succeeding") == nil
+		}},
+		{"the first failure", retried, func(e *v1alpha1.WebhookEndpoint) bool {
+			return conditionsAre(e, ready+" Delivering=False/Failing") == nil
+		}},
+		{"the first success after failures", delivered, func(e *v1alpha1.WebhookEndpoint) bool {
+			return conditionsAre(e, ready+" Delivering=True/Succeeding") == nil
+		}},
+		{"a dead letter", gaveUp, func(e *v1alpha1.WebhookEndpoint) bool {
+			return e.Status.DeadLetterCount != nil && *e.Status.DeadLetterCount == 1
+		}},
+		{"a 410", answered410, func(e *v1alpha1.WebhookEndpoint) bool {
+			return conditionsAre(e, "Ready=False/Gone Stalled=True/Gone") == nil
+		}},
+	} {
+		event := deliver(t, w, "ledger", 1)[0]
+		start := time.Now()
+		settle(t, w, event, step.end)
+		eventually(t, 20*time.Second, func() error {
+			if e := w.get("ledger"); !step.want(e) {
+				return fmt.Errorf("%s is not in the status: %s", step.what, conditionsText(e.Status))
+			}
+			return nil
+		})
+		took := time.Since(start)
+		t.Logf("%s: in the status after %s", step.what, took.Round(10*time.Millisecond))
+		if took > 5*time.Second {
+			t.Errorf("%s was in the status after %s, want at most 5 s", step.what, took)
+		}
+	}
+}
+
+// TestDeletionIsNeverHeldUp is case K3 while the controller runs.
+func TestDeletionIsNeverHeldUp(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	r := w.start()
+	w.signedBy("signing")
+	w.create("ledger")
+	w.awaitConditions("ledger", ready)
+	deliver(t, w, "ledger", 2)
+
+	w.deleteSecret("signing")
+	w.delete("ledger")
+	err := w.client.Get(patience(t), w.key("ledger"), &v1alpha1.WebhookEndpoint{})
+	if client.IgnoreNotFound(err) != nil || err == nil {
+		t.Errorf("a deleted object is still there: %v", err)
+	}
+	w.awaitNoRow("ledger")
+	if got := r.count("postrider_endpoints_tombstoned_total", "deletion"); got != 1 {
+		t.Errorf("%v deletions were noticed, want 1", got)
+	}
+}
+
+func (w *world) awaitNoRow(name string) {
+	w.t.Helper()
+	eventually(w.t, 30*time.Second, func() error {
+		if row := w.row(name); row != nil {
+			return fmt.Errorf("endpoint %s still has a live row, of uid %s", name, row.UID)
+		}
+		return nil
+	})
+}
+
+// TestADeletionDuringAnOutageOfPostgresIsMadeGood is case K3 with the database away.
+func TestADeletionDuringAnOutageOfPostgresIsMadeGood(t *testing.T) {
+	t.Parallel()
+	pg := localstack.StartPostgres(t, localstack.PostgresOptions{})
+	api := localstack.KubeAPI(t)
+	w := newWorldOn(t, api, localstack.Namespace(t, api), migrated(t, pg))
+	w.signedBy("signing")
+	w.create("ledger")
+	w.create("replaced")
+	w.create("kept")
+	w.start()
+	for _, name := range []string{"ledger", "replaced", "kept"} {
+		w.awaitConditions(name, ready)
+	}
+	before := w.mustRow("replaced")
+	deliver(t, w, "replaced", 2)
+
+	pg.Stop()
+	w.delete("ledger")
+	w.delete("replaced")
+	w.create("replaced")
+	w.change("kept", func(s *v1alpha1.WebhookEndpointSpec) { s.Timeout = "3s" })
+	w.awaitConditions("kept", "Ready=Unknown/StoreUnavailable Reconciling=True/Progressing")
+	w.must(pg.Start(patience(t)))
+
+	w.awaitNoRow("ledger")
+	w.awaitConditions("kept", ready)
+	w.awaitConditions("replaced", ready)
+	if row := w.mustRow("replaced"); row.ID == before.ID {
+		t.Error("an object that was deleted and made again during the outage was taken for the old one")
+	}
+	if row := w.mustRow("kept"); row.Spec.Timeout != 3*time.Second {
+		t.Errorf("kept: timeout %s in the store, want 3s", row.Spec.Timeout)
+	}
+}
+
+// TestDeletionsWhileNobodyWatchedAreMadeGood is case K3 with the controller away.
+func TestDeletionsWhileNobodyWatchedAreMadeGood(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.signedBy("signing")
+	for _, name := range []string{"a", "b", "c"} {
+		w.create(name)
+	}
+	r := w.start()
+	for _, name := range []string{"a", "b", "c"} {
+		w.awaitConditions(name, ready)
+	}
+	r.stop()
+	w.delete("a")
+	w.delete("b")
+	r = w.start()
+	w.awaitNoRow("a")
+	w.awaitNoRow("b")
+	w.awaitConditions("c", ready)
+	if got := r.count("postrider_endpoints_tombstoned_total", "sweep"); got != 2 {
+		t.Errorf("the sweep gave up %v rows, want 2", got)
+	}
+}
+
+func TestTheSweepStopsWhereTooMuchIsGone(t *testing.T) {
+	t.Parallel()
+	const n, gone = 12, 7
+	w := newWorld(t)
+	w.signedBy("signing")
+	for i := range n {
+		w.create(fmt.Sprint("e", i))
+	}
+	r := w.start()
+	for i := range n {
+		w.awaitConditions(fmt.Sprint("e", i), ready)
+	}
+	r.stop()
+	for i := range gone {
+		w.delete(fmt.Sprint("e", i))
+	}
+	live := func() (n int) {
+		refs, err := w.store.LiveEndpoints(patience(t), 0, 100)
+		w.must(err)
+		return len(refs)
+	}
+	r = w.start()
+	eventually(t, 30*time.Second, func() error {
+		if got := r.count("postrider_sweep_refused_endpoints"); got < sweepUnasked+1 {
+			return fmt.Errorf("metric: %v refused", got)
+		}
+		return nil
+	})
+	if got := live(); got != n {
+		t.Errorf("%d rows are left, want all %d", got, n)
+	}
+	if !logs.holds("--confirm-sweep") {
+		t.Error("the log does not name the way out")
+	}
+	r.stop()
+	r = w.start(func(c *Config) { c.ConfirmSweep = true })
+	eventually(t, 30*time.Second, func() error {
+		if got := live(); got != n-gone {
+			return fmt.Errorf("%d rows are left, want %d", got, n-gone)
+		}
+		return nil
+	})
+	if got := r.count("postrider_sweep_refused_endpoints"); got != 0 {
+		t.Errorf("metric: %v refused", got)
+	}
+}
+
+// TestEndpointsAreNeverMixedUp is case K4.
+func TestEndpointsAreNeverMixedUp(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	other := newWorldOn(t, w.api, localstack.Namespace(t, w.api), w.dsn)
+	w.signedBy("signing")
+	other.signedBy("signing")
+	w.start(func(c *Config) { c.WatchNamespaces = []string{w.namespace, other.namespace} })
+	w.create("ledger")
+	w.create("twin") // the same URL
+	other.create("ledger")
+	for _, e := range []*v1alpha1.WebhookEndpoint{w.awaitConditions("ledger", ready), w.awaitConditions("twin", ready), other.awaitConditions("ledger", ready)} {
+		if row := w.rowOf(e); row.Name != e.Name || row.Namespace != e.Namespace {
+			t.Errorf("%s/%s has the row of %s/%s", e.Namespace, e.Name, row.Namespace, row.Name)
+		}
+	}
+	deliver(t, w, "ledger", 2)
+	if got := *other.get("ledger").Status.PendingCount; got != 0 {
+		t.Errorf("the namesake in another namespace has %d pending", got)
+	}
+	if keys, others := w.rowKeys("ledger"), other.rowKeys("ledger"); keys[0].Equal(others[0]) {
+		t.Error("the namesakes share a key")
+	}
+	w.delete("ledger")
+	w.awaitNoRow("ledger")
+	if other.row("ledger") == nil || w.row("twin") == nil {
+		t.Error("another endpoint's row went with it")
+	}
+}
+
+// rowOf finds an object's row by the id in its status.
+func (w *world) rowOf(e *v1alpha1.WebhookEndpoint) struct{ Namespace, Name string } {
+	w.t.Helper()
+	refs, err := w.store.LiveEndpoints(patience(w.t), 0, 100)
+	w.must(err)
+	for _, ref := range refs {
+		rows, err := w.store.Endpoints(patience(w.t), []int64{ref.ID})
+		w.must(err)
+		if rows[0].PublicID.String() == e.Status.EndpointID {
+			return struct{ Namespace, Name string }{ref.Namespace, ref.Name}
+		}
+	}
+	w.t.Fatalf("no live row has the id %s", e.Status.EndpointID)
+	panic("unreachable")
+}
+
+// TestAnObjectDeletedAndMadeAgainAtOnceIsNew is case K4: the worker is held up meanwhile, so that one reconcile finds
+// both changes.
+func TestAnObjectDeletedAndMadeAgainAtOnceIsNew(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.signedBy("signing")
+	gate := newGatedStore(w.store)
+	w.startWith(gate)
+	w.create("ledger")
+	w.awaitConditions("ledger", ready)
+	for round := range 5 {
+		before := w.mustRow("ledger")
+		deliver(t, w, "ledger", 2)
+		gate.shut()
+		w.change("ledger", func(s *v1alpha1.WebhookEndpointSpec) { s.MaxConcurrency = int32(2 + round) }) //nolint:gosec // small
+		<-gate.held
+		w.delete("ledger")
+		object := w.create("ledger")
+		gate.release()
+		e := w.awaitConditions("ledger", ready)
+		after := w.mustRow("ledger")
+		if after.ID == before.ID || after.UID != string(object.UID) || e.Status.EndpointID != after.PublicID.String() {
+			t.Fatalf("round %d: row %d of uid %s, want a new one of uid %s", round, after.ID, after.UID, object.UID)
+		}
+		eventually(t, 10*time.Second, func() error {
+			if pending := w.get("ledger").Status.PendingCount; pending == nil || *pending != 0 {
+				return fmt.Errorf("pending: %v, want none of the old one's", pending)
+			}
+			return nil
+		})
+	}
+}
+
+func TestKubernetesEventsTellOfTransitions(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.start()
+	e := w.create("ledger")
+	w.awaitConditions("ledger", "Ready=False/SecretNotFound")
+	w.signedBy("signing")
+	w.awaitConditions("ledger", ready)
+	eventually(t, 20*time.Second, func() error {
+		var list eventsv1.EventList
+		w.must(w.client.List(patience(t), &list, client.InNamespace(w.namespace)))
+		var got []string
+		for _, event := range list.Items {
+			if event.Regarding.UID == e.UID && event.Regarding.Kind == "WebhookEndpoint" && event.ReportingController == eventSource && event.Action != "" {
+				got = append(got, event.Type+"/"+event.Reason)
+			}
+		}
+		slices.Sort(got)
+		if want := "Normal/Synced Warning/SecretNotFound"; strings.Join(got, " ") != want {
+			return fmt.Errorf("Events: got %q, want %q", got, want)
+		}
+		return nil
+	})
+}
+
+// TestNothingOfASecretIsKept is case K8. What is logged, stored and shown is searched after each test.
+func TestNothingOfASecretIsKept(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.signedBy("signing")
+	w.create("ledger")
+	r := w.start()
+	w.awaitConditions("ledger", ready)
+	meta := metadataOf("Secret")
+	w.must(r.mgr.GetCache().Get(patience(t), w.key("signing"), meta))
+	if len(meta.Annotations) != 0 || len(meta.ManagedFields) != 0 || meta.ResourceVersion == "" {
+		t.Errorf("the cache holds annotations %v and %d managed fields", meta.Annotations, len(meta.ManagedFields))
+	}
+}
+
+func TestAReplacedKeyEndsByItself(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.signedBy("signing")
+	w.create("ledger", func(s *v1alpha1.WebhookEndpointSpec) { s.Signing.RotationWindow = "3s" })
+	w.start()
+	w.awaitConditions("ledger", ready)
+	value := w.signedBy("signing")
+	keys := func(n int) func() error {
+		return func() error {
+			if got := len(w.get("ledger").Status.SigningKeys); got != n {
+				return fmt.Errorf("%d keys in the status, want %d", got, n)
+			}
+			return nil
+		}
+	}
+	eventually(t, 20*time.Second, keys(2))
+	eventually(t, 20*time.Second, keys(1))
+	if got := w.rowKeys("ledger"); len(got) != 1 || !got[0].Equal(parseKey(t, value)) {
+		t.Errorf("keys in the row: %v", got)
+	}
 }
