@@ -45,9 +45,11 @@ WITH incoming AS MATERIALIZED (
     SELECT * FROM incoming WHERE fresh AND (key = '' OR id IN (SELECT event_id FROM keyed))
 ), stored AS (
     INSERT INTO postrider.event (id, namespace, namespace_uid, type, content_type, body, headers, ordering_key, traceparent, endpoint_ids)
-    SELECT id, namespace, uid, type, content_type, body, headers, ordering_key, traceparent,
-           ARRAY(SELECT endpoint_id FROM target WHERE target.n = winner.n ORDER BY ord)
-    FROM winner ORDER BY n
+    SELECT id, namespace, uid, type, content_type, body, headers, ordering_key, traceparent, coalesce(endpoint_ids, '{}')
+    FROM winner
+    -- Gathered at once: a subquery for each event would read the targets of the whole call for each.
+    LEFT JOIN (SELECT n, array_agg(endpoint_id ORDER BY ord) AS endpoint_ids FROM target GROUP BY n) fanout USING (n)
+    ORDER BY n
 ), fanned AS (
     INSERT INTO postrider.delivery (lane_id, endpoint_id, event_id, available_at, ordering_key)
     SELECT f.lane_id, f.endpoint_id, w.id,
