@@ -52,16 +52,19 @@ format: go $(GOLANGCI_LINT) ## Format all modules
 	@$(GOLANGCI_LINT) fmt
 	@set -e; for m in $(MODULES); do (cd "$$m" && $(GOLANGCI_LINT) fmt); done
 
-# generate-into writes all generated files below a folder, $(1).
+# generate-into writes all generated files below a folder, $(1). The chart's CRDs and roles are copies of those in config.
+CHART_FILES := charts/postrider/files
 define generate-into
-	mkdir -p $(1)/api/v1alpha1 $(1)/config/crd/bases $(1)/config/rbac
+	mkdir -p $(1)/api/v1alpha1 $(1)/config/crd/bases $(1)/config/rbac $(1)/$(CHART_FILES)/crds $(1)/$(CHART_FILES)/rbac
 	$(CONTROLLER_GEN) object paths=./api/v1alpha1 output:object:dir=$(1)/api/v1alpha1
 	$(CONTROLLER_GEN) crd paths=./api/v1alpha1 output:crd:dir=$(1)/config/crd/bases
 	$(CONTROLLER_GEN) rbac:roleName=postrider-controller paths=./controllers output:rbac:dir=$(1)/config/rbac
+	cp $(1)/config/crd/bases/*.yaml $(1)/$(CHART_FILES)/crds
+	cp $(1)/config/rbac/role.yaml config/rbac/leader_election_role.yaml config/rbac/postrider_*_role.yaml $(1)/$(CHART_FILES)/rbac
 endef
 
 .PHONY: generate
-generate: go $(CONTROLLER_GEN) ## Write the generated files: deep copies, the CRD, the controller's role
+generate: go $(CONTROLLER_GEN) ## Write the generated files: deep copies, the CRD, the controller's role, the chart's copies of these
 	@$(call generate-into,.)
 
 # Compares with a copy, so that it works in a tree with other changes.

@@ -1,0 +1,288 @@
+package chart
+
+import (
+	"encoding/json"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	chartv2 "helm.sh/helm/v4/pkg/chart/v2"
+	"helm.sh/helm/v4/pkg/chart/v2/lint"
+	"helm.sh/helm/v4/pkg/chart/v2/loader"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+)
+
+const (
+	top       = "../.."
+	reference = top + "/docs/reference/postrider.md"
+)
+
+// The chart's CRDs and rules have one source with config/: `make generate` copies them.
+func TestChartAndConfigHaveTheSameCRDs(t *testing.T) {
+	t.Parallel()
+	r := render(t, scenario{})
+	sources := manifests(t, top+"/config/crd/bases/*.yaml")
+	same(t, "CRDs", r.names("CustomResourceDefinition"), slices.Collect(maps.Keys(sources))...)
+	for name, source := range sources {
+		got := r.get(t, "CustomResourceDefinition", name)
+		if got.GetAnnotations()["helm.sh/resource-policy"] != "keep" {
+			t.Errorf("%s is deleted with the release, and all objects with it", name)
+		}
+		if !cmp.Equal(got.Object["spec"], source.Object["spec"]) {
+			t.Errorf("%s differs from config/crd/bases; run: make generate\n%s", name, cmp.Diff(source.Object["spec"], got.Object["spec"]))
+		}
+		delete(source.GetAnnotations(), "")
+		for key, value := range source.GetAnnotations() {
+			if got.GetAnnotations()[key] != value {
+				t.Errorf("%s: annotation %s: got %q, want %q", name, key, got.GetAnnotations()[key], value)
+			}
+		}
+	}
+	if off := render(t, scenario{values: `crds: {enabled: false}`}); len(off.names("CustomResourceDefinition")) != 0 {
+		t.Error("there are CRDs without crds.enabled")
+	}
+}
+
+func TestChartAndConfigGrantTheSame(t *testing.T) {
+	t.Parallel()
+	config := manifests(t, top+"/config/rbac/*role.yaml")
+	r := render(t, scenario{})
+	narrow := render(t, scenario{values: `watchNamespaces: [billing]`})
+	for _, c := range []struct {
+		release      release
+		kind, name   string
+		source       string
+		labelsToo    bool
+		namespacedIn string
+	}{
+		{r, "ClusterRole", "postrider-postrider-system-controller", "postrider-controller", false, ""},
+		{narrow, "Role", "postrider-postrider-system-controller", "postrider-controller", false, "billing"},
+		{r, "Role", "postrider-leader-election", "postrider-leader-election", false, "postrider-system"},
+		{r, "ClusterRole", "postrider-viewer", "postrider-viewer", true, ""},
+		{r, "ClusterRole", "postrider-editor", "postrider-editor", true, ""},
+		{r, "ClusterRole", "postrider-producer", "postrider-producer", true, ""},
+	} {
+		got, source := c.release.get(t, c.kind, c.name), config[c.source]
+		if source == nil {
+			t.Errorf("config/rbac has no role %q", c.source)
+			continue
+		}
+		if !cmp.Equal(got.Object["rules"], source.Object["rules"]) {
+			t.Errorf("%s %s differs from config/rbac; run: make generate\n%s", c.kind, c.name, cmp.Diff(source.Object["rules"], got.Object["rules"]))
+		}
+		if got.GetNamespace() != c.namespacedIn {
+			t.Errorf("%s %s is in namespace %q, want %q", c.kind, c.name, got.GetNamespace(), c.namespacedIn)
+		}
+		if !c.labelsToo {
+			continue
+		}
+		for key, value := range source.GetLabels() {
+			if got.GetLabels()[key] != value {
+				t.Errorf("%s: label %s: got %q, want %q", c.name, key, got.GetLabels()[key], value)
+			}
+		}
+	}
+	plain := render(t, scenario{values: `rbac: {aggregate: false}`}).get(t, "ClusterRole", "postrider-viewer")
+	for key := range plain.GetLabels() {
+		if strings.Contains(key, "aggregate-to") {
+			t.Errorf("rbac.aggregate false: label %s is there", key)
+		}
+	}
+}
+
+// manifests reads objects by name.
+func manifests(t *testing.T, pattern string) map[string]*unstructured.Unstructured {
+	t.Helper()
+	files, err := filepath.Glob(pattern)
+	if err != nil || len(files) == 0 {
+		t.Fatalf("%s: %v, %v", pattern, files, err)
+	}
+	all := map[string]*unstructured.Unstructured{}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		objects, err := decode(string(text))
+		if err != nil {
+			t.Fatalf("%s: %v", file, err)
+		}
+		for _, o := range objects {
+			all[o.GetName()] = o
+		}
+	}
+	return all
+}
+
+// flags returns the variables that each command knows, from the generated reference.
+func flags(t *testing.T) map[string]map[string]bool {
+	t.Helper()
+	text, err := os.ReadFile(reference)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string]map[string]bool{}
+	for section := range strings.SplitSeq(string(text), "\n## postrider ") {
+		command, body, _ := strings.Cut(section, "\n")
+		all[command] = map[string]bool{}
+		for _, found := range regexp.MustCompile("\\| `(POSTRIDER_[A-Z_]+)` \\|").FindAllStringSubmatch(body, -1) {
+			all[command][found[1]] = true
+		}
+	}
+	return all
+}
+
+// A misspelt variable is ignored in silence: each one that a container gets is a flag of the command that it runs.
+func TestEveryVariableIsAFlagOfItsCommand(t *testing.T) {
+	t.Parallel()
+	known := flags(t)
+	for _, s := range scenarios {
+		t.Run(s.name, func(t *testing.T) {
+			t.Parallel()
+			r := render(t, s)
+			for _, p := range r.pods(t) {
+				for _, c := range p.containers() {
+					if c.Name == "postgres" {
+						continue
+					}
+					command := strings.Join(slices.DeleteFunc(slices.Clone(c.Args), func(arg string) bool { return strings.HasPrefix(arg, "-") }), " ")
+					if known[command] == nil {
+						t.Errorf("%s/%s runs `postrider %s`, which does not exist", p.name, c.Name, command)
+						continue
+					}
+					names := map[string]bool{}
+					for _, e := range c.Env {
+						if names[e.Name] {
+							t.Errorf("%s/%s: %s is given twice", p.name, c.Name, e.Name)
+						}
+						names[e.Name] = true
+					}
+					for _, from := range c.EnvFrom {
+						data, _, err := unstructured.NestedStringMap(r.get(t, "ConfigMap", from.ConfigMapRef.Name).Object, "data")
+						if err != nil {
+							t.Errorf("ConfigMap %s: %v", from.ConfigMapRef.Name, err)
+						}
+						for name, value := range data {
+							names[name] = true
+							if strings.Contains(value, "e+") || strings.Contains(value, "map[") || value == "" {
+								t.Errorf("ConfigMap %s: %s is %q", from.ConfigMapRef.Name, name, value)
+							}
+						}
+					}
+					for name := range names {
+						if strings.HasPrefix(name, "POSTRIDER_") && !known[command][name] {
+							t.Errorf("%s/%s: `postrider %s` knows no %s", p.name, c.Name, command, name)
+						}
+					}
+				}
+			}
+		})
+	}
+}
+
+// Each flag of a part can be given by a value: one of its own, or settings.
+func TestEveryFlagOfAPartCanBeGiven(t *testing.T) {
+	t.Parallel()
+	// Flags that the chart decides, and those whose values have names of their own.
+	decided := regexp.MustCompile(`^POSTRIDER_(NAMESPACE|RELEASE|KUBECONFIG|ADDRESS|METRICS_ADDRESS|LEADER_ELECTION|INSECURE_NO_AUTH|KEYRING_FILE|DATABASE_(URL|DIRECT_URL|MAX_CONNS)|TLS_.*|LOG_.*|DESTINATION_.*|DEFAULT_.*|LIMIT_.*|WATCH_NAMESPACES|TAKE_OVER|CONFIRM_SWEEP|[A-Z]+_RETENTION|DEAD_LETTER_RETENTION|IDEMPOTENCY_WINDOW|GRACE|DRAIN_DELAY|SHUTDOWN_TIMEOUT|CONTROLLER_SHUTDOWN_TIMEOUT)$`)
+	schema := readSchema(t)
+	for _, part := range []string{"controller", "dispatcher", "ingest"} {
+		given := map[string]bool{}
+		for name := range dig(t, schema, "properties", part, "properties", "settings", "properties") {
+			given["POSTRIDER_"+snake(name)] = true
+		}
+		for flag := range flags(t)[part] {
+			if !decided.MatchString(flag) && !given[flag] {
+				t.Errorf("no value gives %s to %s; add it to %s.settings in values.schema.json", flag, part, part)
+			}
+			delete(given, flag)
+		}
+		for flag := range given {
+			t.Errorf("%s.settings allows what gives %s, which %s does not know", part, flag, part)
+		}
+	}
+	for _, c := range []struct{ group, prefix string }{{"defaults", "POSTRIDER_DEFAULT_"}, {"limits", "POSTRIDER_LIMIT_"}} {
+		given := map[string]bool{}
+		for name := range dig(t, schema, "properties", c.group, "properties") {
+			given[c.prefix+snake(name)] = true
+		}
+		for flag := range flags(t)["controller"] {
+			if strings.HasPrefix(flag, c.prefix) && !given[flag] {
+				t.Errorf("no value gives %s; add it to %s in values.schema.json", flag, c.group)
+			}
+			delete(given, flag)
+		}
+		if len(given) > 0 {
+			t.Errorf("%s allows what gives %v, which the controller does not know", c.group, given)
+		}
+	}
+}
+
+func snake(name string) string {
+	return strings.ToUpper(regexp.MustCompile(`([a-z])([A-Z])`).ReplaceAllString(name, "${1}_$2"))
+}
+
+func readSchema(t *testing.T) map[string]any {
+	t.Helper()
+	text, err := os.ReadFile(chartFolder + "/values.schema.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var schema map[string]any
+	if err := json.Unmarshal(text, &schema); err != nil {
+		t.Fatal(err)
+	}
+	return schema
+}
+
+func dig(t *testing.T, object map[string]any, path ...string) map[string]any {
+	t.Helper()
+	for _, name := range path {
+		next, ok := object[name].(map[string]any)
+		if !ok {
+			t.Fatalf("values.schema.json: there is no %v", path)
+		}
+		object = next
+	}
+	return object
+}
+
+func TestHelmLintFindsNothing(t *testing.T) {
+	t.Parallel()
+	linted := lint.RunAll(chartFolder, map[string]any{}, "postrider-system")
+	for _, m := range linted.Messages {
+		if strings.Contains(m.Err.Error(), "icon is recommended") {
+			continue // there is none
+		}
+		t.Errorf("%s: %v", m.Path, m.Err)
+	}
+}
+
+// As a dependency the chart gets global values, and perhaps the condition that enables it.
+func TestTheChartWorksInsideAnother(t *testing.T) {
+	t.Parallel()
+	child, err := loader.Load(chartFolder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	parent := &chartv2.Chart{Metadata: &chartv2.Metadata{
+		APIVersion: "v2", Name: "platform", Version: "1.0.0",
+		Dependencies: []*chartv2.Dependency{{Name: "postrider", Version: "*", Condition: "postrider.enabled"}},
+	}}
+	parent.AddDependency(child)
+	r, err := renderChart(parent, map[string]any{
+		"global":    map[string]any{"registry": "r.io"},
+		"postrider": map[string]any{"enabled": true, "dispatcher": map[string]any{"replicas": 3}},
+	}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := r.get(t, "Deployment", "postrider-dispatcher").Object["spec"].(map[string]any)["replicas"]; got != float64(3) && got != int64(3) {
+		t.Errorf("replicas: got %v, want 3", got)
+	}
+}

@@ -1,0 +1,380 @@
+package chart
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	appsv1 "k8s.io/api/apps/v1"
+	autoscalingv2 "k8s.io/api/autoscaling/v2"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+)
+
+func TestDefaultsGiveAWorkingStackWithAnEmbeddedPostgres(t *testing.T) {
+	t.Parallel()
+	r := render(t, scenario{})
+	same(t, "Deployments", r.names("Deployment"), "postrider-controller", "postrider-dispatcher", "postrider-ingest")
+	same(t, "Services", r.names("Service"), "postrider-ingest", "postrider-postgres")
+	same(t, "PodDisruptionBudgets", r.names("PodDisruptionBudget"), "postrider-controller", "postrider-dispatcher", "postrider-ingest")
+	same(t, "HorizontalPodAutoscalers", r.names("HorizontalPodAutoscaler"))
+	same(t, "PodMonitors", r.names("PodMonitor"))
+
+	set := as[appsv1.StatefulSet](t, r.get(t, "StatefulSet", "postrider-postgres"))
+	if len(set.Spec.VolumeClaimTemplates) != 1 || set.Spec.PersistentVolumeClaimRetentionPolicy.WhenDeleted != appsv1.RetainPersistentVolumeClaimRetentionPolicyType {
+		t.Error("the data of the embedded Postgres is not kept")
+	}
+	p := r.pod(t, "postrider-postgres")
+	if data := variableOf(p.spec.Containers[0], "PGDATA").Value; !strings.HasPrefix(data, p.spec.Containers[0].VolumeMounts[0].MountPath+"/") {
+		t.Errorf("PGDATA %q is not below the volume", data)
+	}
+	if p.spec.SecurityContext.FSGroup == nil || p.spec.SecurityContext.RunAsUser == nil {
+		t.Error("the embedded Postgres has no fsGroup or no runAsUser")
+	}
+	if !strings.Contains(r.notes, "not for production") || !strings.Contains(r.notes, "data-postrider-postgres-0") || !strings.Contains(r.notes, "postrider-keyring") {
+		t.Errorf("the notes do not warn of the embedded Postgres, or do not say what stays:\n%s", r.notes)
+	}
+}
+
+func TestOpenShiftMayChooseTheUser(t *testing.T) {
+	t.Parallel()
+	p := render(t, scenario{values: `postgres: {embedded: {runAsUser: null, fsGroup: null}}`}).pod(t, "postrider-postgres")
+	if p.spec.SecurityContext.RunAsUser != nil || p.spec.SecurityContext.FSGroup != nil {
+		t.Errorf("got runAsUser %v, fsGroup %v, want none", p.spec.SecurityContext.RunAsUser, p.spec.SecurityContext.FSGroup)
+	}
+}
+
+func TestOnlyTheControllersPodMigratesAndTheOthersWait(t *testing.T) {
+	t.Parallel()
+	for _, s := range scenarios {
+		t.Run(s.name, func(t *testing.T) {
+			t.Parallel()
+			for _, p := range render(t, s).pods(t) {
+				var init []string
+				for _, c := range p.spec.InitContainers {
+					init = append(init, strings.Join(c.Args, " "))
+				}
+				want := map[string]string{"controller": "migrate up", "dispatcher": "migrate --wait", "ingest": "migrate --wait"}[p.spec.Containers[0].Name]
+				if got := strings.Join(init, "; "); got != want {
+					t.Errorf("pod of %s: init containers run %q, want %q", p.name, got, want)
+				}
+			}
+		})
+	}
+}
+
+func TestAnExternalDatabase(t *testing.T) {
+	t.Parallel()
+	r := render(t, scenario{values: `database: {existingSecret: pg, keys: {directURL: direct, ownerURL: owner}, tls: {caSecret: pg-ca, caKey: root.pem}}`})
+	same(t, "StatefulSets", r.names("StatefulSet"))
+	same(t, "NetworkPolicies", r.names("NetworkPolicy"), "postrider-controller", "postrider-dispatcher", "postrider-ingest", "postrider-secrets")
+	for _, name := range []string{"postrider-controller", "postrider-dispatcher", "postrider-ingest"} {
+		p := r.pod(t, name)
+		for _, c := range p.containers() {
+			url, direct := variableOf(c, "POSTRIDER_DATABASE_URL"), variableOf(c, "POSTRIDER_DATABASE_DIRECT_URL")
+			wantKey, wantDirect := "url", "direct"
+			if c.Name == "migrate" {
+				wantKey, wantDirect = "owner", "" // the owner's credentials are in no other container
+			}
+			if key := keyOf(url, "pg"); key != wantKey {
+				t.Errorf("%s/%s: the URL is entry %q of the Secret, want %q", name, c.Name, key, wantKey)
+			}
+			if key := keyOf(direct, "pg"); key != wantDirect {
+				t.Errorf("%s/%s: the direct URL is entry %q, want %q", name, c.Name, key, wantDirect)
+			}
+			if mode := variableOf(c, "PGSSLMODE").Value; mode != "verify-full" {
+				t.Errorf("%s/%s: with a CA, the mode is %q, want verify-full", name, c.Name, mode)
+			}
+			if !slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool {
+				return strings.HasPrefix(variableOf(c, "PGSSLROOTCERT").Value, m.MountPath+"/")
+			}) {
+				t.Errorf("%s/%s: the CA is not mounted", name, c.Name)
+			}
+		}
+	}
+	// The keyring alone is left to make.
+	job := r.pod(t, "postrider-secrets").spec.Containers[0]
+	if variableOf(job, "POSTRIDER_KEYRING_SECRET").Value != "postrider-keyring" || variableOf(job, "POSTRIDER_PASSWORD_SECRET").Name != "" {
+		t.Errorf("the hook makes %v", job.Env)
+	}
+}
+
+func TestCloudNativePG(t *testing.T) {
+	t.Parallel()
+	r := render(t, scenario{values: `database: {cloudnativePG: {enabled: true, instances: 5, spec: {storage: {size: 1Ti}, backup: {retentionPolicy: 30d}}}}`})
+	same(t, "StatefulSets", r.names("StatefulSet"))
+	cluster := r.get(t, "Cluster", "postrider-postgres")
+	for path, want := range map[string]any{"instances": float64(5), "storage.size": "1Ti", "backup.retentionPolicy": "30d", "bootstrap.initdb.owner": "postrider"} {
+		got, _, err := unstructured.NestedFieldNoCopy(cluster.Object, append([]string{"spec"}, strings.Split(path, ".")...)...)
+		if err != nil || got != want {
+			t.Errorf("spec.%s: got %v, want %v", path, got, want)
+		}
+	}
+	if cluster.GetAnnotations()["helm.sh/resource-policy"] != "keep" {
+		t.Error("uninstalling deletes the database")
+	}
+	c := r.pod(t, "postrider-dispatcher").spec.Containers[0]
+	if key := keyOf(variableOf(c, "POSTRIDER_DATABASE_URL"), "postrider-postgres-app"); key != "uri" {
+		t.Errorf("the URL is entry %q, want that of the operator's Secret", key)
+	}
+	if mode := variableOf(c, "PGSSLMODE").Value; mode != "verify-full" {
+		t.Errorf("the mode is %q, want verify-full", mode)
+	}
+}
+
+func TestWatchNamespacesGiveRolesThereAndNothingClusterWideButReviews(t *testing.T) {
+	t.Parallel()
+	r := render(t, scenario{values: `{watchNamespaces: [billing, shop], rbac: {userRoles: false}}`})
+	same(t, "ClusterRoles", r.names("ClusterRole"))
+	same(t, "ClusterRoleBindings", r.names("ClusterRoleBinding"), "postrider-postrider-system-ingest-auth-delegator")
+	var where []string
+	for _, o := range r.objects {
+		if o.GetKind() == "Role" && strings.HasSuffix(o.GetName(), "-controller") {
+			where = append(where, o.GetNamespace())
+		}
+	}
+	same(t, "namespaces of the controller's Roles", where, "billing", "shop")
+	if got := setting(t, r, "controller", "POSTRIDER_WATCH_NAMESPACES"); got != "billing,shop" {
+		t.Errorf("the controller watches %q", got)
+	}
+}
+
+func TestSecretsAreReadAndNothingElse(t *testing.T) {
+	t.Parallel()
+	for _, s := range scenarios {
+		for _, o := range render(t, s).objects {
+			var rules []rbacv1.PolicyRule
+			switch o.GetKind() {
+			case "ClusterRole":
+				rules = as[rbacv1.ClusterRole](t, o).Rules
+			case "Role":
+				rules = as[rbacv1.Role](t, o).Rules
+			}
+			for _, rule := range rules {
+				if slices.Contains(rule.Verbs, "*") || slices.Contains(rule.Resources, "*") || slices.Contains(rule.APIGroups, "*") {
+					t.Errorf("%s: %s %s grants *", s.name, o.GetKind(), o.GetName())
+				}
+				if !slices.Contains(rule.Resources, "secrets") || strings.HasSuffix(o.GetName(), "-secrets") {
+					continue // the hook's own Role: create, and get by name
+				}
+				for _, verb := range rule.Verbs {
+					if !slices.Contains([]string{"get", "list", "watch"}, verb) {
+						t.Errorf("%s: %s %s may %s Secrets", s.name, o.GetKind(), o.GetName(), verb)
+					}
+				}
+			}
+		}
+	}
+}
+
+func TestWithAnAutoscalerReplicasAreLeftOut(t *testing.T) {
+	t.Parallel()
+	hpa := render(t, scenario{values: `{dispatcher: {autoscaling: {mode: HPA, targetDue: 1000000}}, ingest: {autoscaling: {enabled: true}}}`})
+	for _, name := range []string{"postrider-dispatcher", "postrider-ingest"} {
+		if as[appsv1.Deployment](t, hpa.get(t, "Deployment", name)).Spec.Replicas != nil {
+			t.Errorf("%s has replicas beside an autoscaler", name)
+		}
+		a := as[autoscalingv2.HorizontalPodAutoscaler](t, hpa.get(t, "HorizontalPodAutoscaler", name))
+		if a.Spec.ScaleTargetRef.Name != name || *a.Spec.MinReplicas != 2 || a.Spec.MaxReplicas != 10 {
+			t.Errorf("%s: got %+v", name, a.Spec)
+		}
+	}
+	external := as[autoscalingv2.HorizontalPodAutoscaler](t, hpa.get(t, "HorizontalPodAutoscaler", "postrider-dispatcher")).Spec.Metrics[0].External
+	if external.Metric.Name != "postrider_due" || external.Target.AverageValue.String() != "1M" || external.Metric.Selector.MatchLabels["namespace"] != "postrider-system" {
+		t.Errorf("the dispatchers scale on %+v", external)
+	}
+
+	keda := render(t, scenario{values: `dispatcher: {autoscaling: {mode: KEDA, minReplicas: 3, keda: {serverAddress: "http://prometheus:9090"}}}`})
+	if as[appsv1.Deployment](t, keda.get(t, "Deployment", "postrider-dispatcher")).Spec.Replicas != nil {
+		t.Error("the dispatcher has replicas beside a ScaledObject")
+	}
+	triggers, _, err := unstructured.NestedSlice(keda.get(t, "ScaledObject", "postrider-dispatcher").Object, "spec", "triggers")
+	if err != nil || len(triggers) != 1 {
+		t.Fatalf("triggers: %v, %v", triggers, err)
+	}
+	trigger, _ := triggers[0].(map[string]any)
+	if query, _, _ := unstructured.NestedString(trigger, "metadata", "query"); query != `max(postrider_due{namespace="postrider-system"})` {
+		t.Errorf("KEDA asks for %q", query)
+	}
+	if as[policyv1.PodDisruptionBudget](t, keda.get(t, "PodDisruptionBudget", "postrider-dispatcher")).Spec.MaxUnavailable.IntValue() != 1 {
+		t.Error("the dispatcher's disruption budget is not 1")
+	}
+}
+
+func TestDisruptionBudgetsOnlyWhereThereIsMoreThanOneReplica(t *testing.T) {
+	t.Parallel()
+	r := render(t, scenario{values: `{controller: {replicas: 1}, dispatcher: {replicas: 5, autoscaling: {mode: HPA, minReplicas: 1}}, ingest: {podDisruptionBudget: false}}`})
+	same(t, "PodDisruptionBudgets", r.names("PodDisruptionBudget"))
+}
+
+func TestMonitoringIsOnWhereTheKindExistsOrIsAskedFor(t *testing.T) {
+	t.Parallel()
+	dashboard := func(r release) bool { return r.find("ConfigMap", "postrider-dashboard") != nil }
+	for _, c := range []struct {
+		name, values                                      string
+		kinds                                             []string
+		podMonitor, serviceMonitor, rule, dashboardWanted bool
+	}{
+		{"auto, without the kinds (a templating tool)", ``, nil, false, false, false, false},
+		{"auto, with the kinds", ``, monitoringKinds, true, false, true, true},
+		{"true, without the kinds", `monitoring: {podMonitor: {enabled: true}, prometheusRule: {enabled: "true"}, grafanaDashboard: {enabled: true}}`, nil, true, false, true, true},
+		{"false, with the kinds", `monitoring: {podMonitor: {enabled: false}, prometheusRule: {enabled: "false"}, grafanaDashboard: {enabled: false}}`, monitoringKinds, false, false, false, false},
+		{"a ServiceMonitor in place of the PodMonitor", `monitoring: {serviceMonitor: {enabled: auto}}`, monitoringKinds, false, true, true, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			r := render(t, scenario{name: c.name, values: c.values, kinds: c.kinds})
+			for kind, want := range map[string]bool{"PodMonitor": c.podMonitor, "ServiceMonitor": c.serviceMonitor, "PrometheusRule": c.rule} {
+				if got := len(r.names(kind)) == 1; got != want {
+					t.Errorf("%s: got %t, want %t", kind, got, want)
+				}
+			}
+			if dashboard(r) != c.dashboardWanted {
+				t.Errorf("dashboard: got %t, want %t", dashboard(r), c.dashboardWanted)
+			}
+		})
+	}
+}
+
+func TestGracePeriodsAreLongerThanTheLongestRequest(t *testing.T) {
+	t.Parallel()
+	r := render(t, scenario{values: `{dispatcher: {graceSeconds: 40}, ingest: {drainSeconds: 15, shutdownSeconds: 60}, controller: {shutdownSeconds: 30}}`})
+	for name, longest := range map[string]int64{"postrider-dispatcher": 40, "postrider-ingest": 75, "postrider-controller": 30} {
+		if got := *r.pod(t, name).spec.TerminationGracePeriodSeconds; got <= longest {
+			t.Errorf("%s: %d s, want more than %d s", name, got, longest)
+		}
+	}
+	if got := setting(t, r, "dispatcher", "POSTRIDER_GRACE"); got != "40s" {
+		t.Errorf("the dispatcher's grace is %q", got)
+	}
+}
+
+func TestOnlyAReceiverOfTheTestIsLetIn(t *testing.T) {
+	t.Parallel()
+	off := render(t, scenario{})
+	if off.find("Pod", "postrider-selftest") != nil || setting(t, off, "dispatcher", "POSTRIDER_DESTINATION_ALLOW_HTTP") != "false" ||
+		setting(t, off, "dispatcher", "POSTRIDER_DESTINATION_ALLOWED_CIDRS") != "" {
+		t.Error("without tests.enabled something is there for the test")
+	}
+	on := render(t, scenario{values: `tests: {enabled: true, clusterIP: 10.96.0.77}`})
+	for _, part := range []string{"controller", "dispatcher"} {
+		if got := setting(t, on, part, "POSTRIDER_DESTINATION_ALLOWED_CIDRS"); got != "10.96.0.77/32" {
+			t.Errorf("%s: allowed ranges %q, want the receiver's address alone", part, got)
+		}
+	}
+	if ip := as[corev1.Service](t, on.get(t, "Service", "postrider-selftest")).Spec.ClusterIP; ip != "10.96.0.77" {
+		t.Errorf("the receiver's address is %q", ip)
+	}
+}
+
+// Hooks and tests leave nothing behind, and what the install hook makes exists before everything else.
+func TestHooksCleanUpAfterThemselves(t *testing.T) {
+	t.Parallel()
+	for _, s := range scenarios {
+		r := render(t, s)
+		for _, o := range r.objects {
+			a := o.GetAnnotations()
+			hook := a["helm.sh/hook"]
+			if (strings.HasSuffix(o.GetName(), "-secrets") || strings.HasSuffix(o.GetName(), "-selftest")) && hook == "" {
+				t.Errorf("%s: %s %s is no hook", s.name, o.GetKind(), o.GetName())
+			}
+			if hook != "" && a["helm.sh/hook-delete-policy"] != "before-hook-creation,hook-succeeded" {
+				t.Errorf("%s: %s %s stays after its hook", s.name, o.GetKind(), o.GetName())
+			}
+		}
+	}
+}
+
+// What the hook makes is made once; nothing in the templates may be made anew by the next rendering.
+func TestRenderingTwiceGivesTheSame(t *testing.T) {
+	t.Parallel()
+	for _, s := range scenarios {
+		t.Run(s.name, func(t *testing.T) {
+			t.Parallel()
+			first, second := render(t, s), render(t, s)
+			for i, o := range first.objects {
+				if o.GetKind() == "Secret" && o.GetAnnotations()["helm.sh/hook"] == "test" {
+					continue // a key for one run of the test
+				}
+				same(t, o.GetKind()+" "+o.GetName(), []string{text(t, second.objects[i])}, text(t, o))
+			}
+		})
+	}
+}
+
+func TestAChangedSettingRollsThePodsThatUseItAndNoOthers(t *testing.T) {
+	t.Parallel()
+	before := render(t, scenario{})
+	for _, c := range []struct {
+		values string
+		rolled []string
+	}{
+		{`dispatcher: {settings: {senders: 10}}`, []string{"postrider-dispatcher"}},
+		{`ingest: {settings: {maxInFlight: 10}}`, []string{"postrider-ingest"}},
+		{`defaults: {timeout: 5s}`, []string{"postrider-controller"}},
+		{`limits: {timeout: 20s}`, []string{"postrider-controller", "postrider-dispatcher"}},
+		{`destination: {allowHTTP: true}`, []string{"postrider-controller", "postrider-dispatcher"}},
+		{`networkPolicy: {enabled: false}`, nil},
+	} {
+		after := render(t, scenario{values: c.values})
+		var rolled []string
+		for _, p := range before.pods(t) {
+			if p.metadata.Annotations["checksum/config"] != after.pod(t, p.name).metadata.Annotations["checksum/config"] {
+				rolled = append(rolled, p.name)
+			}
+		}
+		same(t, c.values, rolled, c.rolled...)
+	}
+}
+
+func TestImagesByTagOrDigest(t *testing.T) {
+	t.Parallel()
+	digest := "sha256:" + strings.Repeat("0a", 32)
+	for values, want := range map[string]string{
+		``:                            "ghcr.io/postrider/postrider:0.1.0",
+		`image: {tag: v9}`:            "ghcr.io/postrider/postrider:v9",
+		`image: {repository: r.io/p}`: "r.io/p:0.1.0",
+		`image: {tag: v9, digest: "` + digest + `"}`: "ghcr.io/postrider/postrider@" + digest,
+	} {
+		for _, p := range render(t, scenario{values: values + "\ntests: {enabled: true, clusterIP: 10.96.0.77}"}).pods(t) {
+			for _, c := range p.containers() {
+				if c.Name != "postgres" && c.Image != want {
+					t.Errorf("%s: container %s of %s has image %s, want %s", values, c.Name, p.name, c.Image, want)
+				}
+			}
+		}
+	}
+}
+
+func TestValuesThatContradictThemselvesAreRefusedWithTheRemedy(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ values, want string }{
+		{`{database: {existingSecret: pg, cloudnativePG: {enabled: true}}}`, "leave one out"},
+		{`{postgres: {embedded: {enabled: false}}}`, "there is no database"},
+		{`{tests: {enabled: true}}`, "tests.clusterIP"},
+		{`{tests: {enabled: true, clusterIP: 10.96.0.77}, watchNamespaces: [billing]}`, "add \"postrider-system\" to watchNamespaces"},
+		{`{dispatcher: {autoscaling: {mode: KEDA}}}`, "serverAddress: is missing"},
+		{`{ingest: {tls: {certManager: {enabled: true}}}}`, "issuerRef"},
+		{`{dispatcher: {replica: 3}}`, "replica"},
+		{`{dispatcher: {settings: {sender: 3}}}`, "sender"},
+		{`{dispatcher: {settings: {lease: 1d}}}`, "lease"},
+		{`{destination: {allowedCIDRs: [10.0.0.1]}}`, "allowedCIDRs"},
+		{`{image: {digest: abc}}`, "digest"},
+		{`{monitoring: {podMonitor: {enabled: sometimes}}}`, "podMonitor"},
+	} {
+		if _, err := tryRender(scenario{values: c.values}); err == nil || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: got %v, want an error with %q", c.values, err, c.want)
+		}
+	}
+}
+
+func same(t *testing.T, what string, got []string, want ...string) {
+	t.Helper()
+	slices.Sort(got)
+	slices.Sort(want)
+	if !slices.Equal(got, want) {
+		t.Errorf("%s: got %q, want %q", what, got, want)
+	}
+}
