@@ -22,6 +22,17 @@ const intro = `// Written by ./bump; see there how to change the versions.
 module github.com/postrider/postrider/test/controlplane
 `
 
+// tools are what is built from this module.
+var tools = []string{
+	"go.etcd.io/etcd/server/v3",
+	"k8s.io/kubernetes/cmd/kube-apiserver",
+	"k8s.io/kubernetes/cmd/kube-controller-manager",
+	"k8s.io/kubernetes/cmd/kube-proxy",
+	"k8s.io/kubernetes/cmd/kube-scheduler",
+	"k8s.io/kubernetes/cmd/kubectl",
+	"k8s.io/kubernetes/cmd/kubelet",
+}
+
 func main() {
 	if len(os.Args) != 3 {
 		fmt.Fprintln(os.Stderr, "usage: go run ./bump <version of Kubernetes> <version of etcd>, for example v1.37.2 v3.7.3")
@@ -53,7 +64,7 @@ func bump(kubernetes, etcd string) error {
 	var out strings.Builder
 	out.WriteString(intro)
 	fmt.Fprintf(&out, "\ngo %s\n\ngodebug default=go%s\n", theirs.Go, strings.Join(strings.Split(theirs.Go, ".")[:2], "."))
-	out.WriteString("\ntool (\n\tgo.etcd.io/etcd/server/v3\n\tk8s.io/kubernetes/cmd/kube-apiserver\n\tk8s.io/kubernetes/cmd/kubectl\n)\n")
+	fmt.Fprintf(&out, "\ntool (\n\t%s\n)\n", strings.Join(tools, "\n\t"))
 	fmt.Fprintf(&out, "\nrequire (\n\tgo.etcd.io/etcd/server/v3 %s // indirect\n\tk8s.io/kubernetes %s // indirect\n)\n", etcd, kubernetes)
 	out.WriteString("\nrequire (\n")
 	for _, r := range theirs.Require {
