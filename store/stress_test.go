@@ -305,18 +305,18 @@ func (w *stress) completes(ctx context.Context) {
 func (w *stress) meddle(ctx context.Context, rng *rand.Rand) {
 	for ctx.Err() == nil {
 		e := w.all[rng.IntN(len(w.all))]
-		switch rng.IntN(12) {
-		case 0, 1:
+		switch n := rng.IntN(40); {
+		case n < 6:
 			w.change(e, func(c *EndpointChange) {
 				if c.Spec.State = Paused; e.row.Spec.State == Paused {
 					c.Spec.State = Enabled
 				}
 			})
-		case 2:
+		case n < 7:
 			w.change(e, func(c *EndpointChange) { c.Spec.State = Disabled })
 			time.Sleep(time.Duration(rng.IntN(30)) * time.Millisecond)
 			w.change(e, func(c *EndpointChange) { c.Spec.State = Enabled })
-		case 3:
+		case n < 10:
 			w.change(e, func(c *EndpointChange) {
 				if c.HoldReason == "" {
 					c.HoldReason = "InvalidSigningKey"
@@ -324,16 +324,16 @@ func (w *stress) meddle(ctx context.Context, rng *rand.Rand) {
 					c.HoldReason = ""
 				}
 			})
-		case 4:
+		case n < 14:
 			w.change(e, func(c *EndpointChange) { c.Spec.URL = fmt.Sprint("http://127.0.0.1/", rng.IntN(100)) })
-		case 5, 6:
+		case n < 20:
 			if !e.fixed {
 				w.change(e, func(c *EndpointChange) {
 					c.Spec.MaxConcurrency, c.Spec.Ordered = 1+rng.IntN(12), rng.IntN(2) == 0
 					c.Spec.Rate = &Rate{Requests: 5 + rng.IntN(95), Per: time.Second, Burst: 1 + rng.IntN(8)}
 				})
 			}
-		case 7:
+		case n < 21:
 			_, err := w.work.TombstoneEndpoint(w.t.Context(), "billing", e.name, e.row.UID)
 			if w.failed("tombstone", err); err == nil {
 				e.row.UID += "'"
