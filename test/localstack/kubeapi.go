@@ -325,12 +325,17 @@ func isolate() error {
 	var errs []error
 	for _, variable := range os.Environ() {
 		name, _, _ := strings.Cut(variable, "=")
-		foreignPostgres := strings.HasPrefix(name, "PG") && os.Getenv(EnvDatabaseURL) == ""
-		if foreignPostgres || strings.HasPrefix(name, "KUBERNETES_SERVICE_") || name == "USE_EXISTING_CLUSTER" {
+		if foreignPostgres(name) || strings.HasPrefix(name, "KUBERNETES_SERVICE_") || name == "USE_EXISTING_CLUSTER" {
 			errs = append(errs, os.Unsetenv(name))
 		}
 	}
 	// Without the variable, libraries would take ~/.kube/config.
 	errs = append(errs, os.Setenv("KUBECONFIG", os.DevNull))
 	return errors.Join(errs...)
+}
+
+// foreignPostgres tells that libpq and pgx read the variable, but for those with which a user may complete the
+// credentials of EnvDatabaseURL.
+func foreignPostgres(name string) bool {
+	return strings.HasPrefix(name, "PG") && !strings.HasPrefix(name, "PGPASS") && !strings.HasPrefix(name, "PGSSL")
 }

@@ -110,14 +110,18 @@ func TestAnAPIServerKeepsAddressAndDataOverAStop(t *testing.T) {
 	}
 }
 
-func TestTheUsersClusterIsOutOfReach(t *testing.T) {
+func TestTheUsersClusterAndDatabaseAreOutOfReach(t *testing.T) {
 	t.Parallel()
-	config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(
-		clientcmd.NewDefaultClientConfigLoadingRules(), &clientcmd.ConfigOverrides{}).ClientConfig()
-	if err == nil {
-		t.Errorf("the default kubeconfig leads to %s, want nowhere", config.Host)
+	for rules, leadsSomewhere := range map[*clientcmd.ClientConfigLoadingRules]bool{
+		clientcmd.NewDefaultClientConfigLoadingRules(): false,
+		{ExplicitPath: foreignKubeconfig}:              true, // or this test would prove nothing
+	} {
+		config, err := clientcmd.NewNonInteractiveDeferredLoadingClientConfig(rules, &clientcmd.ConfigOverrides{}).ClientConfig()
+		if leadsSomewhere != (err == nil) {
+			t.Errorf("kubeconfig %q: got %v and %v, want it to lead somewhere: %v", rules.ExplicitPath, config, err, leadsSomewhere)
+		}
 	}
-	for _, name := range []string{"KUBERNETES_SERVICE_HOST", "USE_EXISTING_CLUSTER"} {
+	for name := range foreign {
 		if value, ok := os.LookupEnv(name); ok {
 			t.Errorf("%s is set to %q in a test, want it unset", name, value)
 		}

@@ -27,8 +27,28 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
+	if err := pretendToBeAUser(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
 	Main(m)
 }
+
+// foreign leads to a cluster and a database of somebody else, where no test may ever arrive: 203.0.113.0/24 is nobody's.
+var foreign = map[string]string{
+	"KUBERNETES_SERVICE_HOST": "203.0.113.1", "KUBERNETES_SERVICE_PORT": "443", "USE_EXISTING_CLUSTER": "true",
+	"PGHOST": "203.0.113.1", "PGDATABASE": "production", "PGOPTIONS": "-c search_path=foreign",
+}
+
+func pretendToBeAUser() error {
+	errs := []error{os.Setenv("KUBECONFIG", foreignKubeconfig)}
+	for name, value := range foreign {
+		errs = append(errs, os.Setenv(name, value))
+	}
+	return errors.Join(errs...)
+}
+
+const foreignKubeconfig = "testdata/foreign.kubeconfig"
 
 // started is what the child tells the test.
 type started struct {
