@@ -105,10 +105,10 @@ $(CACHE)/bin/demo:
 
 $(CONTROLLER_GEN):
 	@echo "building controller-gen, once for this checkout (usually under a minute)"
-	@cd tools && CGO_ENABLED=0 go build -o "$@" sigs.k8s.io/controller-tools/cmd/controller-gen
+	@cd tools && CGO_ENABLED=0 timeout 30m go build -o "$@" sigs.k8s.io/controller-tools/cmd/controller-gen
 $(GOLANGCI_LINT):
 	@echo "building golangci-lint with the Kubernetes API linter, once for this checkout (usually 1 to 2 minutes on 2 cores)"
-	@cd tools && CGO_ENABLED=0 go build -ldflags '-s -w' -o "$@" sigs.k8s.io/kube-api-linter/cmd/golangci-lint-kube-api-linter
+	@cd tools && CGO_ENABLED=0 timeout 30m go build -ldflags '-s -w' -o "$@" sigs.k8s.io/kube-api-linter/cmd/golangci-lint-kube-api-linter
 
 .PHONY: go cc
 go:
