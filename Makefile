@@ -43,7 +43,7 @@ test-go: go cc $(CACHE)/bin/gotest stack ## The tests alone
 
 .PHONY: lint
 lint: go $(GOLANGCI_LINT) ## Lint and vet all modules
-	@echo "lint: this module$(MODULES:%=, %) (usually a minute, seconds when little has changed)"
+	@echo "lint: this module, $(MODULES) (usually a minute, seconds when little has changed)"
 	@go vet ./... && $(GOLANGCI_LINT) run --allow-serial-runners
 	@set -e; for m in $(MODULES); do (cd "$$m" && go vet ./... && $(GOLANGCI_LINT) run --allow-serial-runners); done
 
