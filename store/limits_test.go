@@ -45,18 +45,16 @@ func TestNoTokenIsCheaperThanTheRateSays(t *testing.T) {
 			f.post("", 60, e)
 			f.wake("", e)
 			for range 40 {
-				// As if the next token were there just now.
-				f.exec(`UPDATE postrider.lane SET token_at = now(), burst = 1`)
+				// As if a token were there just now. The burst is so large that the bucket is not found full.
+				f.exec(`UPDATE postrider.lane SET token_at = now(), burst = 100000`)
 				before := ask[time.Time](f, `SELECT token_at FROM postrider.lane`)
 				b, err := f.Claim(t.Context(), ClaimRequest{Budget: 1, Lanes: 1, PerLane: 1, Lease: time.Minute})
 				if err != nil || len(b.Claims) != 1 {
 					t.Fatalf("claimed %d deliveries, %v", len(b.Claims), err)
 				}
-				exact := time.Duration(float64(r.Per) / float64(r.Requests))
 				step := ask[time.Time](f, `SELECT token_at FROM postrider.lane`).Sub(before)
-				// It may begin later than the token was there, for time went on; never earlier.
-				if step < exact-time.Microsecond/2 {
-					t.Fatalf("a token cost %v, want at least %v", step, exact)
+				if exact := float64(r.Per.Microseconds()) / float64(r.Requests); float64(step.Microseconds()) < exact-1e-6 || float64(step.Microseconds()) > exact+1 {
+					t.Fatalf("a token cost %v, want %v µs, rounded up", step, exact)
 				}
 			}
 		})
