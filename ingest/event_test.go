@@ -90,9 +90,8 @@ func TestParseEventRefuses(t *testing.T) {
 		{"a field with a control character", `{"type":"a","payload":1,"x\u0000y":"b"}`, nil, 422, []string{"x\ufffdy"}},
 		{"too many members", `{` + strings.Repeat(`"a":1,`, 100) + `"b":1}`, nil, 422, []string{""}},
 		{
-			"everything wrong at once",
-			`{"type":"a..b","ordering_key":5,"idempotency_key":"","extra":{},"more":[]}`, nil,
-			422, []string{"type", "ordering_key", "idempotency_key", "extra", "more", "payload"},
+			"everything wrong at once", `{"type":"a..b","ordering_key":5,"idempotency_key":"","extra":{},"more":[]}`, nil, 422,
+			[]string{"type", "ordering_key", "idempotency_key", "extra", "more", "payload"},
 		},
 		{"a key in the header that differs", `{"type":"a","payload":1,"idempotency_key":"k"}`, http.Header{keyHeader: {"l"}}, 422, []string{keyHeader}},
 		{"two key headers", `{"type":"a","payload":1}`, http.Header{keyHeader: {"k", "k"}}, 422, []string{keyHeader}},

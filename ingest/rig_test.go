@@ -101,7 +101,10 @@ func partsOf(s Store) Parts {
 }
 
 // startOpen runs a server without authentication.
-func startOpen(t *testing.T, s Store) *rig { return start(t, options{store: s}) }
+func startOpen(t *testing.T, s Store) *rig {
+	t.Helper()
+	return start(t, options{store: s})
+}
 
 type request struct {
 	method string // "": GET, or POST with a body
@@ -163,7 +166,7 @@ func (r *rig) try(ctx context.Context, q request) (answer, error) {
 	if err != nil {
 		return answer{}, err
 	}
-	defer response.Body.Close()
+	defer func() { _ = response.Body.Close() }() // it was read
 	text, err := io.ReadAll(response.Body)
 	if err != nil {
 		return answer{}, err

@@ -165,19 +165,21 @@ func (s *Server) report(r *http.Request, x *exchange) {
 // recovered turns a panic into a 500. Its stack goes to the log alone.
 func (s *Server) recovered(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		defer func() {
-			switch cause := recover(); cause {
-			case nil:
-			case http.ErrAbortHandler: //nolint:errorlint // a panic's value, compared as net/http does
-				panic(cause)
-			default:
-				s.log.Error("panic while serving", "request_id", requestID(r.Context()),
-					"error", fmt.Sprint(cause), "stack", string(debug.Stack()))
-				fail(r, internal(fmt.Errorf("panic: %v", cause)))
-			}
-		}()
+		defer s.rescue(r)
 		next.ServeHTTP(w, r)
 	})
+}
+
+func (s *Server) rescue(r *http.Request) {
+	switch cause := recover(); cause {
+	case nil:
+	case http.ErrAbortHandler:
+		panic(cause)
+	default:
+		s.log.Error("panic while serving", "request_id", requestID(r.Context()),
+			"error", fmt.Sprint(cause), "stack", string(debug.Stack()))
+		fail(r, internal(fmt.Errorf("panic: %v", cause)))
+	}
 }
 
 // answerWriter remembers the status of an answer. Unwrap lets http.ResponseController through.

@@ -138,15 +138,15 @@ func (s *Server) Run(ctx context.Context) error {
 		}
 	}
 	s.stopping.Store(true)
-	s.shutdown(server)
+	s.shutdown(context.WithoutCancel(ctx), server)
 	stopNotifying()
 	stop()
 	return err
 }
 
 // shutdown ends the connections: idle ones now, others with their request, all at the end of ShutdownTimeout.
-func (s *Server) shutdown(server *http.Server) {
-	ctx, cancel := context.WithTimeout(context.Background(), s.config.ShutdownTimeout)
+func (s *Server) shutdown(ctx context.Context, server *http.Server) {
+	ctx, cancel := context.WithTimeout(ctx, s.config.ShutdownTimeout)
 	defer cancel()
 	if err := server.Shutdown(ctx); err != nil {
 		s.log.Warn("requests under way were cut off", "reason", err.Error())

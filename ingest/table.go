@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"golang.org/x/sync/singleflight"
-	"k8s.io/utils/lru"
 
 	"github.com/postrider/postrider/store"
 )
@@ -34,7 +33,7 @@ type tables struct {
 	store   Store
 	timeout time.Duration
 	log     *slog.Logger
-	cache   *lru.Cache // namespace → *table
+	cache   recent[string, *table] // by namespace
 	loads   singleflight.Group
 }
 
@@ -42,13 +41,13 @@ type tables struct {
 const maxTables = 4096
 
 func newTables(s Store, timeout time.Duration, log *slog.Logger) *tables {
-	return &tables{store: s, timeout: timeout, log: log, cache: lru.New(maxTables)}
+	return &tables{store: s, timeout: timeout, log: log, cache: newRecent[string, *table](maxTables)}
 }
 
 // present returns a namespace's table. With stale set it is another one than that, which was found to be outdated.
 func (t *tables) present(ctx context.Context, namespace string, stale *table) (*table, error) {
-	if cached, ok := t.cache.Get(namespace); ok && cached.(*table) != stale {
-		return cached.(*table), nil
+	if cached, ok := t.cache.get(namespace); ok && cached != stale {
+		return cached, nil
 	}
 	return t.load(ctx, namespace)
 }
@@ -74,11 +73,12 @@ func (t *tables) load(ctx context.Context, namespace string) (*table, error) {
 				}
 			}
 		}
-		t.cache.Add(namespace, made)
+		t.cache.put(namespace, made)
 		return made, nil
 	})
 	if err != nil {
 		return nil, err
 	}
-	return loaded.(*table), nil
+	made, _ := loaded.(*table) // it is nothing else
+	return made, nil
 }

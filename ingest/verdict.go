@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"golang.org/x/sync/singleflight"
-	"k8s.io/utils/lru"
 )
 
 // What a review can come to, other than an allowing answer.
@@ -30,8 +29,8 @@ type verdicts[V interface{ validUntil() time.Time }] struct {
 	config  ReviewConfig
 	server  *apiServer
 	kind    string
-	allowed *lru.Cache // digest → verdict[V]
-	denied  *lru.Cache // digest → time.Time; apart, so that refused garbage displaces nobody
+	allowed recent[digest, verdict[V]]
+	denied  recent[digest, time.Time] // apart, so that refused garbage displaces nobody
 	flights singleflight.Group
 }
 
@@ -48,7 +47,7 @@ const maxDenied = 4096
 func newVerdicts[V interface{ validUntil() time.Time }](config ReviewConfig, server *apiServer, kind string) *verdicts[V] {
 	return &verdicts[V]{
 		config: config, server: server, kind: kind,
-		allowed: lru.New(config.Remember), denied: lru.New(maxDenied),
+		allowed: newRecent[digest, verdict[V]](config.Remember), denied: newRecent[digest, time.Time](maxDenied),
 	}
 }
 
@@ -60,7 +59,7 @@ func (v *verdicts[V]) judge(key digest, ask func(context.Context) (V, error)) (V
 		return value, nil
 	}
 	var none V
-	if at, ok := v.denied.Get(key); ok && now.Sub(at.(time.Time)) < v.config.DenyFor {
+	if at, ok := v.denied.get(key); ok && now.Sub(at) < v.config.DenyFor {
 		return none, errRefused
 	}
 	value, known := v.remembered(key, now, v.config.OutageGrace)
@@ -86,11 +85,10 @@ func (v *verdicts[V]) judge(key digest, ask func(context.Context) (V, error)) (V
 // remembered returns an allowing answer that is younger than an age and whose own validity has not ended.
 func (v *verdicts[V]) remembered(key digest, now time.Time, age time.Duration) (V, bool) {
 	var none V
-	entry, ok := v.allowed.Get(key)
+	last, ok := v.allowed.get(key)
 	if !ok {
 		return none, false
 	}
-	last := entry.(verdict[V])
 	until := last.value.validUntil()
 	if now.Sub(last.at) >= age || (!until.IsZero() && !now.Before(until)) {
 		return none, false
@@ -115,14 +113,14 @@ func (v *verdicts[V]) review(key digest, known bool, ask func(context.Context) (
 		switch {
 		case err == nil:
 			v.server.answered()
-			v.denied.Remove(key)
-			v.allowed.Add(key, verdict[V]{value: value, at: began})
+			v.denied.remove(key)
+			v.allowed.put(key, verdict[V]{value: value, at: began})
 			v.server.metrics.reviews.WithLabelValues(v.kind, "allowed").Inc()
 			return value, nil
 		case errors.Is(err, errRefused):
 			v.server.answered()
-			v.allowed.Remove(key)
-			v.denied.Add(key, began)
+			v.allowed.remove(key)
+			v.denied.put(key, began)
 			v.server.metrics.reviews.WithLabelValues(v.kind, "refused").Inc()
 			return none, err
 		default:
@@ -131,7 +129,8 @@ func (v *verdicts[V]) review(key digest, known bool, ask func(context.Context) (
 			return none, fmt.Errorf("%w: %w", errAway, err)
 		}
 	})
-	return result.(V), err
+	value, _ := result.(V) // it is nothing else
+	return value, err
 }
 
 // apiServer is what is known of the API server's health, and the bound on what is asked of it.

@@ -286,14 +286,17 @@ func TestGarbageTokensAreBoundedAndKeepNobodyOut(t *testing.T) {
 		if took := time.Since(began); took != 0 {
 			t.Errorf("a known identity waited %v", took)
 		}
+		if got := o.count(); got != 2 {
+			t.Errorf("the known identity was reviewed %d times, want a second time", got)
+		}
 		all.Wait()
-		if most.Load() > int32(reviewDefaults.MaxInFlight) { //nolint:gosec // a small constant
+		if most.Load() > int32(reviewDefaults.MaxInFlight) {
 			t.Errorf("%d reviews at once, want at most %d", most.Load(), reviewDefaults.MaxInFlight)
 		}
 		if busy.Load() < 900 {
 			t.Errorf("only %d of 1000 were sent away", busy.Load())
 		}
-		if got := o.verdicts.allowed.Len(); got != 1 {
+		if got := o.verdicts.allowed.len(); got != 1 {
 			t.Errorf("%d allowing answers are remembered, want 1", got)
 		}
 	})
@@ -311,10 +314,10 @@ func TestMemoryIsBounded(t *testing.T) {
 		o.answers(answer)
 		_, _ = o.verdicts.judge(digest{byte(i), byte(i >> 8)}, o.ask)
 	}
-	if got := o.verdicts.allowed.Len(); got > reviewDefaults.Remember {
+	if got := o.verdicts.allowed.len(); got > reviewDefaults.Remember {
 		t.Errorf("%d allowing answers are remembered, want at most %d", got, reviewDefaults.Remember)
 	}
-	if got := o.verdicts.denied.Len(); got > maxDenied {
+	if got := o.verdicts.denied.len(); got > maxDenied {
 		t.Errorf("%d refusals are remembered, want at most %d", got, maxDenied)
 	}
 }
