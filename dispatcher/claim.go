@@ -18,7 +18,7 @@ const (
 	// that woke for nothing must not hide those behind them, nor keep us spinning.
 	emptyClaims = 16
 	// claimBackoff bounds the pause after a failed claim.
-	claimBackoffMin, claimBackoffMax = 100 * time.Millisecond, 5 * time.Second
+	claimBackoffMin, claimBackoffMax = 100 * time.Millisecond, 2 * time.Second
 )
 
 // claimer finds work for free senders. There is one per replica: more of them are slower.

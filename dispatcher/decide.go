@@ -113,18 +113,17 @@ func (p retryPolicy) delay(retry int, random float64) time.Duration {
 
 // bound is min(cap, base · factorʳᵉᵗʳʸ⁻¹), without overflow on the way.
 func (p retryPolicy) bound(retry int) time.Duration {
-	bound := p.base
 	if p.factor <= 1 {
-		return min(bound, p.cap)
+		return min(p.base, p.cap)
 	}
-	factor := time.Duration(p.factor)
+	bound, most, factor := p.base.Nanoseconds(), p.cap.Nanoseconds(), int64(p.factor)
 	for range retry - 1 {
-		if bound > p.cap/factor {
+		if bound > most/factor {
 			return p.cap
 		}
 		bound *= factor
 	}
-	return min(bound, p.cap)
+	return time.Duration(min(bound, most))
 }
 
 // scale is d · random. Durations up to 104 days are exact in a float64.

@@ -97,7 +97,7 @@ func TestProxyVariablesHaveNoEffect(t *testing.T) {
 	t.Cleanup(proxy.Close)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	child := exec.CommandContext(ctx, os.Args[0], "-test.run=^TestProxyVariablesHaveNoEffect$", "-test.count=1") //nolint:gosec // this very test
+	child := exec.CommandContext(ctx, os.Args[0], "-test.run=^TestProxyVariablesHaveNoEffect$", "-test.count=1")
 	child.Env = append(os.Environ(), inside+"=1")
 	for _, name := range []string{"HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"} {
 		child.Env = append(child.Env, name+"="+proxy.URL)

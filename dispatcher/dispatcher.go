@@ -134,7 +134,7 @@ func (p *Dispatcher) Run(ctx context.Context) error {
 		recording.Go(p.recorder.run)
 	}
 	for _, s := range p.senders {
-		sending.Go(func() { s.run(ctx, p.jobs) })
+		sending.Go(func() { s.run(ctx.Done(), p.jobs) }) //nolint:contextcheck // requests outlive the stop, for the grace period
 	}
 	p.logger.Info("dispatching", "event", "started", "senders", p.config.Senders)
 

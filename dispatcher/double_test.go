@@ -249,7 +249,9 @@ func (m *memory) DropDays(context.Context, time.Duration, time.Duration) (int, e
 func (m *memory) SweepLanes(context.Context, int64, int) (int64, int, error) {
 	return 0, 0, m.turn("sweep_lanes")
 }
+
 func (m *memory) BuryCancelled(context.Context, int) (int, error) { return 0, m.turn("bury_cancelled") }
+
 func (m *memory) ExpireBacklogs(context.Context, int) (int, error) {
 	return 0, m.turn("expire_backlogs")
 }
@@ -429,6 +431,7 @@ func startWithoutChores(t testing.TB, c Config, d Dependencies, o outside) *runn
 }
 
 func run(t testing.TB, dispatcher *Dispatcher) *running {
+	t.Helper()
 	ctx, stop := context.WithCancel(context.Background())
 	result := make(chan error, 1)
 	go func() { result <- dispatcher.Run(ctx) }()

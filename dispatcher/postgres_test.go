@@ -214,6 +214,20 @@ func ask[T any](f *fixture, sql string, args ...any) T {
 	return v
 }
 
+func (f *fixture) exec(sql string) {
+	f.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	conn, err := pgx.Connect(ctx, f.dsn)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	defer func() { _ = conn.Close(ctx) }()
+	if _, err := conn.Exec(ctx, sql); err != nil {
+		f.t.Fatalf("%s: %v", sql, err)
+	}
+}
+
 // recordingReceiver answers by a function of each path, 204 where there is none, and notes what came.
 type recordingReceiver struct {
 	*httptest.Server

@@ -88,7 +88,7 @@ func (r *recorder) record(jobs []*job, results []store.Result) {
 		}
 		r.metrics.storeErrors.complete.Inc()
 		r.health.failed("record", err)
-		// While the database is away nobody takes over, so that ended leases are still ours when it is back.
+		// While the database is away nobody takes over: an ended lease may still be ours when it is back.
 		if r.life.Err() != nil || !store.IsUnavailable(err) && leasesEnded(jobs) {
 			r.metrics.unrecorded.Add(float64(len(jobs)))
 			r.logger.Error("outcomes could not be recorded; these deliveries will be attempted again when their leases end",

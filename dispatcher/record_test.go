@@ -162,7 +162,7 @@ func TestOutcomesWaitForTheDatabase(t *testing.T) {
 		d := start(t, Config{Senders: 8}, testDependencies(t, m), outside{transport: slowly(2 * time.Second)})
 		time.Sleep(time.Second)
 		m.breakDown(&pgconn.PgError{Code: "57P01"})
-		time.Sleep(5 * time.Minute)
+		time.Sleep(40 * time.Second)
 		m.breakDown(nil)
 		time.Sleep(10 * time.Second)
 		d.end()

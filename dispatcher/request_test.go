@@ -50,7 +50,7 @@ func TestRequestsVerifyWithTheOfficialLibrary(t *testing.T) {
 		server.EnableHTTP2 = protocol == 2
 		server.StartTLS()
 		t.Cleanup(server.Close)
-		world := outside{roots: server.Client().Transport.(*http.Transport).TLSClientConfig.RootCAs}
+		world := outside{roots: rootsOf(server)}
 		for name, body := range map[string][]byte{
 			"JSON": []byte(`{"test": 2432232314}`), "emoji": []byte(`{"mood":"🦊"}`), "empty": {}, "binary": {0, 1, 2, 0xff, 0xfe},
 			"256 KiB": bytes.Repeat([]byte("0123456789abcdef"), 16<<10),

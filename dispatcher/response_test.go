@@ -121,7 +121,7 @@ func TestDeliveriesToOneHostShareAHandfulOfConnections(t *testing.T) {
 		for range 200 {
 			m.add(endpoint)
 		}
-		world := outside{roots: server.Client().Transport.(*http.Transport).TLSClientConfig.RootCAs}
+		world := outside{roots: rootsOf(server)}
 		d := start(t, Config{Senders: 16}, testDependencies(t, m), world)
 		waitFor(t, "200 deliveries", func() bool { return m.pending() == 0 })
 		for range 50 {

@@ -51,11 +51,11 @@ type sender struct {
 	keys   []signature.Key
 }
 
-// run sends until there are no more jobs. Once stop has ended, what was not begun is released.
-func (s *sender) run(stop context.Context, jobs <-chan *job) {
+// run sends until there are no more jobs. Once stop is closed, what was not begun is released.
+func (s *sender) run(stop <-chan struct{}, jobs <-chan *job) {
 	for j := range jobs {
 		timedOut := false
-		if stop.Err() == nil && j.leaseLeft() > s.config.RecordTime {
+		if !closed(stop) && j.leaseLeft() > s.config.RecordTime {
 			timedOut = s.attempt(j)
 		} else {
 			j.result.Verdict = store.Released
@@ -64,6 +64,15 @@ func (s *sender) run(stop context.Context, jobs <-chan *job) {
 		j.share.give(timedOut)
 		s.record(j)
 		s.seats.give()
+	}
+}
+
+func closed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
 	}
 }
 

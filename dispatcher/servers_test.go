@@ -14,6 +14,7 @@ import (
 	"math/big"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"strings"
 	"sync"
@@ -82,7 +83,8 @@ func (b *bench) attempt(spec store.EndpointSpec, change ...func(*store.Claim)) s
 // listen serves connections one goroutine each and ends them with the test.
 func listen(t testing.TB, serve func(net.Conn)) (address string) {
 	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	var config net.ListenConfig
+	listener, err := config.Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -144,7 +146,8 @@ func reset(conn net.Conn) {
 // closedPort is one that nobody listens on.
 func closedPort(t testing.TB) string {
 	t.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	var config net.ListenConfig
+	listener, err := config.Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -204,6 +207,13 @@ func (a *authority) issue(t testing.TB, host string, until time.Time) tls.Certif
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 }
 
+// rootsOf are what a client of a TLS server of httptest must trust.
+func rootsOf(server *httptest.Server) *x509.CertPool {
+	roots := x509.NewCertPool()
+	roots.AddCert(server.Certificate())
+	return roots
+}
+
 // config of a TLS server on loopback.
 func (a *authority) config(t testing.TB, protocols ...string) *tls.Config {
 	t.Helper()
@@ -253,7 +263,8 @@ func speakHTTP2(answer func(f *http2.Framer, stream uint32)) func(net.Conn) {
 // nameserver answers A questions by a function: addresses, or a failure.
 func nameserver(t testing.TB, answer func(name string) ([]netip.Addr, dnsmessage.RCode)) *net.Resolver {
 	t.Helper()
-	conn, err := net.ListenPacket("udp", "127.0.0.1:0")
+	var config net.ListenConfig
+	conn, err := config.ListenPacket(t.Context(), "udp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -65,7 +65,7 @@ func (n *network) dial(ctx context.Context, protocol, address string) (net.Conn,
 
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	defer context.AfterFunc(n.life, cancel)()
+	defer context.AfterFunc(n.life, cancel)() //nolint:contextcheck // the end of the network and not of the request
 	conn, err := n.dialer.DialContext(ctx, protocol, address)
 	if err != nil {
 		return nil, err
