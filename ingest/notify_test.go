@@ -46,9 +46,10 @@ func (d *double) Matching(_ context.Context, namespace string) (store.Matching, 
 	return store.Matching{Namespace: namespace}, nil
 }
 
-func (d *double) Accept(_ context.Context, events []store.NewEvent, _ time.Duration) ([]store.Acceptance, error) {
+func (d *double) Accept(ctx context.Context, events []store.NewEvent, _ time.Duration) ([]store.Acceptance, error) {
 	if d.accepts != nil {
-		return d.accepts(events)
+		results, err := d.accepts(events)
+		return results, errors.Join(err, ctx.Err())
 	}
 	results := make([]store.Acceptance, len(events))
 	for i := range results {

@@ -24,8 +24,8 @@ func (s *Server) routes() http.Handler {
 	mux.Handle("/openapi.json", byMethod{http.MethodGet: http.HandlerFunc(serveOpenAPI)})
 	mux.HandleFunc("/", func(_ http.ResponseWriter, r *http.Request) { fail(r, routeNotFound()) })
 	return s.observed(s.recovered(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path != path.Clean(r.URL.Path) {
-			fail(r, routeNotFound()) // the mux would redirect, and a POST does not follow
+		if !strings.HasPrefix(r.URL.Path, "/") || r.URL.Path != path.Clean(r.URL.Path) {
+			fail(r, routeNotFound()) // the mux would redirect, which few clients do with a POST, or answer by itself
 			return
 		}
 		mux.ServeHTTP(w, r)

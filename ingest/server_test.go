@@ -116,6 +116,32 @@ func TestAFortyMegabyteBodyIsRefusedWithoutBeingRead(t *testing.T) { //nolint:pa
 	}
 }
 
+// A client that asks first is told before it sends anything.
+func TestAnAnnouncedBodyOverTheLimitIsNotAskedFor(t *testing.T) {
+	t.Parallel()
+	r := startOpen(t, &double{})
+	for length, want := range map[int]string{40 << 20: "HTTP/1.1 413 ", len(simple): "HTTP/1.1 100 "} {
+		conn, err := (&net.Dialer{}).DialContext(t.Context(), "tcp", r.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := fmt.Fprintf(conn, "POST /api/v1/events?namespace=a HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"+
+			"Expect: 100-continue\r\nContent-Length: %d\r\n\r\n", length); err != nil {
+			t.Fatal(err)
+		}
+		if err := conn.SetReadDeadline(time.Now().Add(20 * time.Second)); err != nil {
+			t.Fatal(err)
+		}
+		status, err := bufio.NewReader(conn).ReadString('\n')
+		if err != nil || !strings.HasPrefix(status, want) {
+			t.Errorf("%d bytes: got %q, %v, want %s", length, status, err, want)
+		}
+		if err := conn.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 // raw sends a request by hand, so that the client's own reading does not depend on what it may write, and returns the answer.
 func (r *rig) raw(t *testing.T, body io.Reader, length int64) string {
 	t.Helper()

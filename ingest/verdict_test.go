@@ -281,6 +281,9 @@ func TestGarbageTokensAreBoundedAndKeepNobodyOut(t *testing.T) {
 			})
 		}
 		synctest.Wait()
+		if got, want := int(busy.Load()), 1000-maxWaiting-reviewDefaults.MaxInFlight; got != want {
+			t.Errorf("%d were sent away at once, want %d", got, want)
+		}
 		began := time.Now()
 		o.judge(t, 0, nil)
 		if took := time.Since(began); took != 0 {
