@@ -141,7 +141,7 @@ func (s *Store) Claim(ctx context.Context, r ClaimRequest) (batch Batch, err err
 	if err != nil {
 		return Batch{}, fmt.Errorf("claim: %w", err)
 	}
-	defer finish(conn, &err)
+	defer finish(ctx, conn, &err)
 
 	ids, expired, at, err := lockLanesFor(ctx, conn, lockReady, lanes, exclude)
 	if err == nil && len(ids) == 0 {

@@ -168,7 +168,7 @@ func (s *Store) completeTogether(ctx context.Context, results []Result, at []int
 	if err != nil {
 		return err
 	}
-	defer finish(conn, &err)
+	defer finish(ctx, conn, &err)
 	owned, err := matchOwned(ctx, conn, results, at)
 	if err != nil {
 		return err

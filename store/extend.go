@@ -45,7 +45,7 @@ func (s *Store) Extend(ctx context.Context, leases []Lease, lease time.Duration)
 	if err != nil {
 		return nil, time.Time{}, fmt.Errorf("extend leases: %w", err)
 	}
-	defer finish(conn, &err)
+	defer finish(ctx, conn, &err)
 	b := &pgx.Batch{}
 	b.Queue("begin")
 	b.Queue("SELECT now()").QueryRow(func(row pgx.Row) error { return row.Scan(&at) })

@@ -15,13 +15,13 @@ import (
 )
 
 var (
-	// ErrNotFound: there is no such row, or it is another tenant's.
+	// ErrNotFound means that there is no such row, or it is another tenant's.
 	ErrNotFound = errors.New("not found")
-	// ErrConflict: the row has changed since it was read. Read it and decide again.
+	// ErrConflict means that the row has changed since it was read. Read it and decide again.
 	ErrConflict = errors.New("the row was changed meanwhile")
-	// ErrStale: the row holds a newer generation of the same object.
+	// ErrStale means that the row holds a newer generation of the same object.
 	ErrStale = errors.New("the row holds a newer generation")
-	// ErrOwned: the database belongs to another installation.
+	// ErrOwned means that the database belongs to another installation.
 	ErrOwned = errors.New("the database belongs to another installation")
 )
 
@@ -175,9 +175,9 @@ func isUnique(err error) bool {
 
 // finish ends a transaction that was begun by a queued statement: after an error it is rolled back, on a context of
 // its own since the caller's may be what ended it.
-func finish(conn *pgxpool.Conn, err *error) {
+func finish(ctx context.Context, conn *pgxpool.Conn, err *error) {
 	if *err != nil && !conn.Conn().IsClosed() {
-		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
 		defer cancel()
 		if _, failed := conn.Exec(ctx, "rollback"); failed != nil {
 			_ = conn.Conn().Close(ctx)
@@ -191,10 +191,13 @@ func (s *Store) inTx(ctx context.Context, f func(pgx.Tx) error) error {
 	return pgx.BeginFunc(ctx, s.pool, f)
 }
 
+// batcher is a connection, a pool or a transaction.
+type batcher interface {
+	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
+}
+
 // send runs a batch whose results nobody reads, in one implicit transaction.
-func send(ctx context.Context, conn interface {
-	SendBatch(context.Context, *pgx.Batch) pgx.BatchResults
-}, b *pgx.Batch) error {
+func send(ctx context.Context, conn batcher, b *pgx.Batch) error {
 	if b.Len() == 0 {
 		return nil
 	}

@@ -56,7 +56,7 @@ func (s *Store) touch(ctx context.Context, lanes, keyLanes []int64, keys []strin
 	if err != nil {
 		return err
 	}
-	defer finish(conn, &err)
+	defer finish(ctx, conn, &err)
 	b := &pgx.Batch{}
 	b.Queue("begin")
 	b.Queue("SET LOCAL synchronous_commit = off")

@@ -88,7 +88,7 @@ func (d *dispatching) part(db *database, in installation, ring *keys, to *reach)
 		if err != nil {
 			return nil, nil, err
 		}
-		p, err := dispatcher.New(d.config, dispatcher.Dependencies{Store: s, Keyring: keyring, Policy: policy, Logger: log, Metrics: metrics})
+		p, err := dispatcher.New(d.config, dispatcher.Dependencies{Store: s, Keyring: keyring, Policy: policy, Logger: log, Metrics: metrics}) //nolint:contextcheck // its requests end by Run's context, not by this one
 		if err != nil {
 			s.Close()
 			return nil, nil, err

@@ -22,7 +22,7 @@ func TestTheReferenceNamesEveryFlag(t *testing.T) {
 	t.Parallel()
 	want := reference(root())
 	if *update {
-		if err := os.WriteFile(referenceFile, want, 0o644); err != nil { //nolint:gosec // a page for everybody
+		if err := os.WriteFile(referenceFile, want, 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -82,7 +82,7 @@ func TestDocsNameOnlyFlagsThatExist(t *testing.T) {
 	}
 	visit(root())
 	for _, file := range []string{"../../docs/operations.md", "../../docs/events.md", "../../README.md"} {
-		text, err := os.ReadFile(file) //nolint:gosec // a page of this repository
+		text, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
 		}

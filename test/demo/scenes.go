@@ -39,7 +39,7 @@ const (
 	paymentsPath = "/meridian/payments"
 	framesPath   = "/pixel-forge/frames"
 
-	ledgerSecret = "kirana-signing" //nolint:gosec // the name of a Secret
+	ledgerSecret = "kirana-signing"
 )
 
 var renderPaths = []string{framesPath, "/pixel-forge/farm", "/pixel-forge/archive"}

@@ -254,7 +254,7 @@ func (p *Postrider) environment(part string) []string {
 
 // output runs a subcommand to its end.
 func (p *Postrider) output(ctx context.Context, args ...string) ([]byte, error) {
-	cmd := exec.CommandContext(ctx, p.program, args...) //nolint:gosec // our own binary
+	cmd := exec.CommandContext(ctx, p.program, args...)
 	cmd.Env = p.environment(args[0])
 	var errs bytes.Buffer
 	cmd.Stderr = &errs
@@ -269,7 +269,7 @@ func (p *Postrider) output(ctx context.Context, args ...string) ([]byte, error) 
 func buildOwn(ctx context.Context, top, pkg string, progress io.Writer) (string, error) {
 	file := filepath.Join(top, ".cache/bin", filepath.Base(pkg))
 	say(progress, "building %s (a few seconds; a minute or two when nothing is cached)", filepath.Base(pkg))
-	cmd := exec.CommandContext(ctx, "go", "build", "-o", file, pkg) //nolint:gosec // our own package
+	cmd := exec.CommandContext(ctx, "go", "build", "-o", file, pkg)
 	cmd.Dir = top
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOWORK=off")
 	if out, err := cmd.CombinedOutput(); err != nil {
