@@ -86,22 +86,45 @@ demo: go $(CACHE)/bin/demo ## The main job on this machine, every step checked
 up: go $(CACHE)/bin/demo ## The demo's stack, left running until Ctrl-C; addresses in .cache/up.env
 	@exec "$(CACHE)/bin/demo" up
 
+.PHONY: cluster-up
+cluster-up: go $(CACHE)/bin/cluster ## A real Kubernetes of one node on this machine, until cluster-down (Linux, root)
+	@"$(CACHE)/bin/cluster" up
+
+.PHONY: cluster-down
+cluster-down: go $(CACHE)/bin/cluster ## Take it down, also what a killed one left
+	@"$(CACHE)/bin/cluster" down
+
+.PHONY: test-e2e
+test-e2e: go $(CACHE)/bin/e2e ## The chart on a cluster of its own, scenario by scenario (Linux, root); ARGS=-keep keeps it after a failure
+	@"$(CACHE)/bin/e2e" $(ARGS)
+
 .PHONY: build
 build: go ## The binary, into bin/
 	CGO_ENABLED=0 go build -trimpath -o bin/postrider ./cmd/postrider
+
+# VERSION names the image's tag and what the binary says of itself; PLATFORMS what it is to run on.
+VERSION ?= dev
+PLATFORMS ?= linux/amd64,linux/arm64
+.PHONY: image
+image: go ## The container image for amd64 and arm64, with its SBOM, into bin/image; needs no Docker
+	@cd test/image && go run . -version "$(VERSION)" -platforms "$(PLATFORMS)" -out "$(CURDIR)/bin/image"
 
 .PHONY: clean
 clean: ## Delete what was built, caches included
 	rm -rf bin $(CACHE)
 
 # Go's own cache knows whether these have to be built again.
-.PHONY: stack $(CACHE)/bin/gotest $(CACHE)/bin/demo
+.PHONY: stack $(CACHE)/bin/gotest $(CACHE)/bin/demo $(CACHE)/bin/cluster $(CACHE)/bin/e2e
 stack:
 	@go build -o "$(STACK)" ./test/localstack/cmd/stack
 $(CACHE)/bin/gotest:
 	@go build -o "$@" ./test/gotest
 $(CACHE)/bin/demo:
 	@go build -o "$@" ./test/demo
+$(CACHE)/bin/cluster:
+	@go build -o "$@" ./test/cluster/cmd/cluster
+$(CACHE)/bin/e2e:
+	@go build -o "$@" ./test/e2e
 
 $(CONTROLLER_GEN):
 	@echo "building controller-gen, once for this checkout (usually under a minute)"
