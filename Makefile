@@ -102,6 +102,13 @@ test-e2e: go $(CACHE)/bin/e2e ## The chart on a cluster of its own, scenario by 
 build: go ## The binary, into bin/
 	CGO_ENABLED=0 go build -trimpath -o bin/postrider ./cmd/postrider
 
+# VERSION names the image's tag and what the binary says of itself; PLATFORMS what it is to run on.
+VERSION ?= dev
+PLATFORMS ?= linux/amd64,linux/arm64
+.PHONY: image
+image: go ## The container image for amd64 and arm64, with its SBOM, into bin/image; needs no Docker
+	@cd test/image && go run . -version "$(VERSION)" -platforms "$(PLATFORMS)" -out "$(CURDIR)/bin/image"
+
 .PHONY: clean
 clean: ## Delete what was built, caches included
 	rm -rf bin $(CACHE)
