@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -572,6 +574,37 @@ func TestStatusIsThatOfTheStore(t *testing.T) {
 	d.status("ledger", "Ready=False/Gone Stalled=True/Gone")
 	w.change("ledger", func(s *v1alpha1.WebhookEndpointSpec) { s.URL = "https://hooks.example.com/new" })
 	d.status("ledger", ready)
+}
+
+// TestMovingFiguresWaitForTheirTurn, whoever has the object reconciled meanwhile.
+func TestMovingFiguresWaitForTheirTurn(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.signedBy("signing")
+	w.create("ledger")
+	d := w.direct()
+	d.status("ledger", ready)
+	settle(t, w, deliver(t, w, "ledger", 1)[0], delivered)
+	first := d.status("ledger", ready+" Delivering=True/Succeeding").LastSuccessTime
+
+	exec(t, w, `UPDATE postrider.endpoint_status SET last_success_at = last_success_at + interval '5 s', updated_at = now()`)
+	for range 5 {
+		d.now = d.now.Add(5 * time.Second)
+		if got := d.status("ledger", ready).LastSuccessTime; !got.Equal(first) {
+			t.Fatalf("another success was written at once: %s after %s", got, first)
+		}
+	}
+	d.now = d.now.Add(time.Minute)
+	if got := d.status("ledger", ready).LastSuccessTime; !got.Equal(&metav1.Time{Time: first.Add(5 * time.Second)}) {
+		t.Errorf("after a minute: %s, want what the store says", got)
+	}
+	if material, moved := d.count("material"), d.count("moving"); material != 2 || moved != 1 {
+		t.Errorf("writes: %v material and %v moving, want 2 and 1", material, moved)
+	}
+}
+
+func (d *direct) count(kind string) float64 {
+	return testutil.ToFloat64(d.part.metrics.statusWrites.WithLabelValues(kind))
 }
 
 // staleClient is a cache that is behind: it shows an object as it was.

@@ -2,6 +2,7 @@ package controllers
 
 import (
 	"context"
+	"io"
 	"net/http"
 	"strings"
 	"sync"
@@ -98,3 +99,60 @@ func counted(config *rest.Config) (*rest.Config, func(text string) int) {
 type roundTripper func(*http.Request) (*http.Response, error)
 
 func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// cuttable returns a configuration whose watches of a resource can be cut, and kept from coming back: the API server is
+// said to remember nothing, so that all is listed anew once restored.
+func cuttable(config *rest.Config, resource string) (cut *rest.Config, lose, restore func()) {
+	var mutex sync.Mutex
+	var lost bool
+	watches := map[*cutBody]bool{}
+	config = rest.CopyConfig(config)
+	config.Wrap(func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(r *http.Request) (*http.Response, error) {
+			if r.Method != http.MethodGet || !strings.HasSuffix(r.URL.Path, "/"+resource) {
+				return next.RoundTrip(r)
+			}
+			mutex.Lock()
+			refuse := lost
+			mutex.Unlock()
+			if refuse {
+				const expired = `{"kind":"Status","apiVersion":"v1","status":"Failure","reason":"Expired","code":410}`
+				return &http.Response{
+					StatusCode: http.StatusGone, Request: r, Header: http.Header{"Content-Type": {"application/json"}},
+					Body: io.NopCloser(strings.NewReader(expired)),
+				}, nil
+			}
+			response, err := next.RoundTrip(r)
+			if err == nil && r.URL.Query().Get("watch") != "" {
+				body := &cutBody{ReadCloser: response.Body}
+				response.Body = body
+				mutex.Lock()
+				watches[body] = true
+				mutex.Unlock()
+			}
+			return response, err
+		})
+	})
+	set := func(to bool) {
+		mutex.Lock()
+		defer mutex.Unlock()
+		lost = to
+		for body := range watches {
+			_ = body.Close()
+			delete(watches, body)
+		}
+	}
+	return config, func() { set(true) }, func() { set(false) }
+}
+
+// cutBody may be closed by two.
+type cutBody struct {
+	io.ReadCloser
+	once sync.Once
+	err  error
+}
+
+func (b *cutBody) Close() error {
+	b.once.Do(func() { b.err = b.ReadCloser.Close() })
+	return b.err
+}

@@ -12,11 +12,11 @@ type metrics struct {
 	statusWrites *prometheus.CounterVec
 	// statusLag is how long the oldest material change has been waiting to be written.
 	statusLag prometheus.Gauge
-	// reconciles counts reconciles by what came of them: a reason of Ready, or Deleted, Waiting, Error.
+	// reconciles counts reconciles by what came of them.
 	reconciles *prometheus.CounterVec
 	// sweepRefused is how many rows the sweep would give up and does not without being told to.
 	sweepRefused prometheus.Gauge
-	// swept counts the rows that were given up because their object is gone, by how that was noticed.
+	// tombstoned counts the rows that were given up because their object is gone, by how that was noticed.
 	tombstoned *prometheus.CounterVec
 }
 
@@ -33,7 +33,7 @@ func newMetrics(registerer prometheus.Registerer) *metrics {
 		})),
 		reconciles: register(registerer, prometheus.NewCounterVec(prometheus.CounterOpts{
 			Namespace: namespace, Name: "reconciles_total",
-			Help: "Reconciles of an endpoint, by outcome: a reason of the Ready condition, or Deleted, Waiting, Error.",
+			Help: "Reconciles of an endpoint, by outcome: a reason of the Ready condition, or Deleted, Outdated (the cache was behind), Conflict, Error.",
 		}, []string{"outcome"})),
 		sweepRefused: register(registerer, prometheus.NewGauge(prometheus.GaugeOpts{
 			Namespace: namespace, Name: "sweep_refused_endpoints",

@@ -2,11 +2,17 @@ package controllers
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net"
 	"net/url"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/workqueue"
@@ -57,6 +63,9 @@ func Run(ctx context.Context, api *rest.Config, s Store, ring *keyring.Keyring, 
 	}
 	p := newPart(s, ring, policy, c)
 	mgr, err := p.manager(ctx, api)
+	if ctx.Err() != nil {
+		return nil //nolint:nilerr // it was stopped while it waited
+	}
 	if err != nil {
 		return err
 	}
@@ -99,7 +108,7 @@ func (p *part) manager(ctx context.Context, api *rest.Config) (ctrl.Manager, err
 	if api.QPS == 0 {
 		api.QPS = -1 // the API server's priority and fairness does this better than client-go's default of 5 a second
 	}
-	mgr, err := ctrl.NewManager(api, p.options())
+	mgr, err := p.newManager(ctx, api)
 	if err != nil {
 		return nil, fmt.Errorf("assemble the controllers: %w", err)
 	}
@@ -129,8 +138,38 @@ func (p *part) manager(ctx context.Context, api *rest.Config) (ctrl.Manager, err
 	return mgr, nil
 }
 
+// newManager waits for an API server that is not there yet, or does not know our kind yet.
+func (p *part) newManager(ctx context.Context, api *rest.Config) (ctrl.Manager, error) {
+	var told string
+	for {
+		mgr, err := ctrl.NewManager(api, p.options())
+		if err == nil || !mayCome(err) {
+			return mgr, err
+		}
+		if err.Error() != told {
+			told = err.Error()
+			p.config.logger().Warn("waiting for the API server and the CRD of WebhookEndpoint", "reason", told)
+		}
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(ownPause):
+		}
+	}
+}
+
+// mayCome reports whether an error is one of the API server's, or of the way to it.
+func mayCome(err error) bool {
+	var network net.Error
+	return meta.IsNoMatchError(err) || errors.As(err, &network) || apierrors.ReasonForError(err) != metav1.StatusReasonUnknown
+}
+
 // all reports whether all namespaces are watched.
 func (p *part) all() bool { return len(p.config.WatchNamespaces) == 0 }
+
+func (p *part) watches(namespace string) bool {
+	return p.all() || slices.Contains(p.config.WatchNamespaces, namespace)
+}
 
 func (p *part) options() ctrl.Options {
 	c := p.config
@@ -166,7 +205,7 @@ func (p *part) setUpSweeper(mgr ctrl.Manager) {
 	s := p.sweeper
 	s.cached, s.live, s.synced = mgr.GetCache(), mgr.GetAPIReader(), mgr.GetCache().WaitForCacheSync
 	s.store, s.ownership, s.metrics, s.log = p.store, p.ownership, p.metrics, p.config.logger()
-	s.confirmed = p.config.ConfirmSweep
+	s.confirmed, s.watched = p.config.ConfirmSweep, p.watches
 }
 
 func (p *part) reconciler(cached client.Client, live client.Reader) *Reconciler {

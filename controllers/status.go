@@ -66,6 +66,18 @@ func describeUnavailable(previous v1alpha1.WebhookEndpointStatus, generation int
 	return s
 }
 
+// describeForbidden says that this installation lacks a right, which is tried again. Nothing else is known to be new.
+func describeForbidden(previous v1alpha1.WebhookEndpointStatus, generation int64, message string, now time.Time) v1alpha1.WebhookEndpointStatus {
+	s := *previous.DeepCopy()
+	c := conditions{list: s.Conditions, generation: generation, now: now}
+	c.hold(v1alpha1.ConditionReconciling, true, metav1.Condition{
+		Reason:  v1alpha1.ReasonProgressing,
+		Message: clean("The controller lacks a right, ask the platform team: "+message, maxNote),
+	})
+	s.Conditions = c.list
+	return s
+}
+
 func readiness(t truth) metav1.Condition {
 	c := metav1.Condition{Type: v1alpha1.ConditionReady, Status: metav1.ConditionFalse}
 	switch {

@@ -95,6 +95,47 @@ func TestConditionsSayWhatIsTrue(t *testing.T) {
 	}
 }
 
+// TestToolsUnderstandTheConditions computes what kstatus does of the generic conditions, by
+// which Flux and Helm wait.
+func TestToolsUnderstandTheConditions(t *testing.T) {
+	t.Parallel()
+	kstatus := func(generation int64, s v1alpha1.WebhookEndpointStatus) string {
+		switch {
+		case s.ObservedGeneration != generation:
+			return "InProgress"
+		case meta.IsStatusConditionTrue(s.Conditions, "Reconciling"):
+			return "InProgress"
+		case meta.IsStatusConditionTrue(s.Conditions, "Stalled"):
+			return "Failed"
+		case meta.IsStatusConditionTrue(s.Conditions, "Ready"):
+			return "Current"
+		}
+		return "InProgress"
+	}
+	of := func(alter ...func(*truth)) v1alpha1.WebhookEndpointStatus {
+		return describe(v1alpha1.WebhookEndpointStatus{ObservedGeneration: -1}, truthOf(alter...))
+	}
+	for name, test := range map[string]struct {
+		status v1alpha1.WebhookEndpointStatus
+		want   string
+	}{
+		"never reconciled":                   {v1alpha1.WebhookEndpointStatus{ObservedGeneration: -1}, "InProgress"},
+		"ready":                              {of(), "Current"},
+		"ready but failing":                  {of(failed(500, "ServerError")), "Current"},
+		"an older one":                       {of(func(t *truth) { t.generation = 2 }), "InProgress"},
+		"no Secret yet":                      {of(heldFor("SecretNotFound")), "InProgress"},
+		"a broken spec":                      {of(heldFor("LimitExceeded")), "Failed"},
+		"gone":                               {of(goneAway), "Failed"},
+		"store away":                         {describeUnavailable(of(), 3, noon), "InProgress"},
+		"store away and the spec was broken": {describeUnavailable(of(heldFor("InvalidSpec")), 3, noon), "InProgress"},
+		"a right is missing":                 {describeForbidden(of(), 3, "secrets is forbidden", noon), "InProgress"},
+	} {
+		if got := kstatus(3, test.status); got != test.want {
+			t.Errorf("%s: got %s, want %s (%s)", name, got, test.want, conditionsText(test.status))
+		}
+	}
+}
+
 func conditionsText(s v1alpha1.WebhookEndpointStatus) string {
 	var words []string
 	for _, c := range s.Conditions {

@@ -31,7 +31,8 @@ const (
 // the leader runs it.
 type sweeper struct {
 	cached    client.Reader
-	synced    func(context.Context) bool // waits until the cache holds all objects
+	watched   func(namespace string) bool // whether the cache knows a namespace at all
+	synced    func(context.Context) bool  // waits until the cache holds all objects
 	live      client.Reader
 	store     Store
 	ownership *ownership
@@ -119,11 +120,12 @@ func (s *sweeper) sweep(ctx context.Context) (finding, error) {
 		f.rows += len(page)
 		after = page[len(page)-1].ID
 		for _, row := range page {
-			err := s.cached.Get(ctx, nameOfRow(row), &v1alpha1.WebhookEndpoint{})
-			if apierrors.IsNotFound(err) {
-				suspects = append(suspects, row)
-			} else if err != nil {
+			missing, err := s.missing(ctx, row)
+			if err != nil {
 				return f, err
+			}
+			if missing {
+				suspects = append(suspects, row)
 			}
 		}
 	}
@@ -148,6 +150,15 @@ func (s *sweeper) sweep(ctx context.Context) (finding, error) {
 		}
 	}
 	return f, nil
+}
+
+// missing reports whether the cache lacks a row's object.
+func (s *sweeper) missing(ctx context.Context, row store.EndpointRef) (bool, error) {
+	if !s.watched(row.Namespace) {
+		return true, nil
+	}
+	err := s.cached.Get(ctx, nameOfRow(row), &v1alpha1.WebhookEndpoint{})
+	return apierrors.IsNotFound(err), client.IgnoreNotFound(err)
 }
 
 // tooMany is more than a tenth, but never so few that asking would be a habit.

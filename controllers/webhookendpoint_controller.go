@@ -171,6 +171,8 @@ func (r *Reconciler) writeStatus(ctx context.Context, object *v1alpha1.WebhookEn
 		next.Status = describe(object.Status, t)
 	case waits(err):
 		next.Status = describeUnavailable(object.Status, object.Generation, r.clock())
+	case apierrors.IsForbidden(err):
+		next.Status = describeForbidden(object.Status, object.Generation, err.Error(), r.clock())
 	default:
 		return err
 	}

@@ -7,7 +7,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/go-logr/logr"
+	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/postrider/postrider/api/v1alpha1"
@@ -301,6 +305,32 @@ func TestTheSweepStopsWhereTooMuchIsGone(t *testing.T) {
 	}
 }
 
+// TestANarrowedWatchGivesUpNothingThatIsThere: rows of namespaces that are watched no more are judged by the API server.
+func TestANarrowedWatchGivesUpNothingThatIsThere(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	other := newWorldOn(t, w.api, localstack.Namespace(t, w.api), w.dsn)
+	for _, x := range []*world{w, other} {
+		x.signedBy("signing")
+		x.create("kept")
+		x.create("deleted")
+	}
+	r := w.start(func(c *Config) { c.WatchNamespaces = []string{w.namespace, other.namespace} })
+	for _, x := range []*world{w, other} {
+		x.awaitConditions("kept", ready)
+		x.awaitConditions("deleted", ready)
+	}
+	r.stop()
+	w.delete("deleted")
+	other.delete("deleted")
+	w.start()
+	w.awaitNoRow("deleted")
+	other.awaitNoRow("deleted")
+	if w.row("kept") == nil || other.row("kept") == nil {
+		t.Error("the row of an object that is there was given up")
+	}
+}
+
 // TestEndpointsAreNeverMixedUp is case K4.
 func TestEndpointsAreNeverMixedUp(t *testing.T) {
 	t.Parallel()
@@ -440,5 +470,58 @@ func TestAReplacedKeyEndsByItself(t *testing.T) {
 	eventually(t, 20*time.Second, keys(1))
 	if got := w.rowKeys("ledger"); len(got) != 1 || !got[0].Equal(parseKey(t, value)) {
 		t.Errorf("keys in the row: %v", got)
+	}
+}
+
+// TestWhatHappensWhileAWatchIsLostIsMadeGood: the list after it reports no deletion where there is a new object of the
+// name, and an inferred one where there is none.
+func TestWhatHappensWhileAWatchIsLostIsMadeGood(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.signedBy("signing")
+	var lose, restore func()
+	w.api, lose, restore = cuttable(w.api, "webhookendpoints")
+	r := w.start()
+	for _, name := range []string{"replaced", "deleted", "kept"} {
+		w.create(name)
+		w.awaitConditions(name, ready)
+	}
+	before, kept := w.mustRow("replaced"), w.mustRow("kept")
+	lose()
+	w.delete("replaced")
+	w.delete("deleted")
+	w.create("replaced")
+	restore()
+	eventually(t, 60*time.Second, func() error { return conditionsAre(w.get("replaced"), ready) })
+	if after := w.mustRow("replaced"); after.ID == before.ID {
+		t.Error("the new object was given the old one's row")
+	}
+	w.awaitNoRow("deleted")
+	if got := r.count("postrider_endpoints_tombstoned_total", "sweep"); got != 1 {
+		t.Errorf("the sweep gave up %v rows, want 1", got)
+	}
+	if after := w.mustRow("kept"); after.ID != kept.ID || after.Version != kept.Version {
+		t.Error("the row of an object that nothing happened to was touched")
+	}
+}
+
+// TestAnUnboundedLoggerInTheContextHearsNoSecret: the read of a Secret does not rely on the bound of logs.go alone.
+func TestAnUnboundedLoggerInTheContextHearsNoSecret(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	// Without the annotation: what a cache serves in earnest, this reconciler reads live, where the logger may hear it.
+	w.must(w.client.Create(patience(t), &corev1.Secret{
+		ObjectMeta: metav1.ObjectMeta{Name: "signing", Namespace: w.namespace},
+		StringData: map[string]string{v1alpha1.DefaultSigningSecretKey: w.secretValue()},
+	}))
+	w.create("ledger")
+	d := w.direct()
+	w.must(d.feed.read(patience(t)))
+	unbounded := logr.FromSlogHandler(testLogger(t).Handler())
+	_, err := d.reconciler.Reconcile(logr.NewContext(patience(t), unbounded), ctrl.Request{NamespacedName: w.key("ledger")})
+	w.must(err)
+	w.awaitConditions("ledger", ready)
+	if !strings.Contains(logs.of(t.Name()), "Response Body") {
+		t.Error("no body of a response was logged at all, so this test proves nothing")
 	}
 }
