@@ -73,7 +73,8 @@ func TestAlerts(t *testing.T) {
 			"due grows and nothing is attempted",
 			sick(`postrider_due{namespace="a", pod="d-1"} 0+10x120`, `postrider_due{namespace="a", pod="d-2"} 0+10x120`,
 				`postrider_deliveries_total{namespace="a", pod="d-1", outcome="delivered"} 100x120`),
-			10 * time.Minute, 30 * time.Minute, []string{"PostriderNothingDelivered"},
+			10 * time.Minute, 30 * time.Minute,
+			[]string{"PostriderNothingDelivered"},
 		},
 		{
 			"due grows while deliveries are made: more dispatchers are needed, it is no outage",
@@ -87,57 +88,67 @@ func TestAlerts(t *testing.T) {
 		{
 			"events are accepted without any dispatcher",
 			sick(`postrider_senders{`, `postrider_build_info{namespace="a", pod="d-1"}`, `postrider_build_info{namespace="a", pod="d-2"}`),
-			4 * time.Minute, 20 * time.Minute, []string{"PostriderNoDispatcher"},
+			4 * time.Minute, 20 * time.Minute,
+			[]string{"PostriderNoDispatcher"},
 		},
 		{
 			"deliveries wait for six minutes", sick(`postrider_oldest_due_age_seconds{namespace="a", pod="d-1"} 360x120`),
-			4 * time.Minute, 10 * time.Minute, []string{"PostriderDeliveriesLate"},
+			4 * time.Minute, 10 * time.Minute,
+			[]string{"PostriderDeliveriesLate"},
 		},
 		{
 			"deliveries wait for four minutes", sick(`postrider_oldest_due_age_seconds{namespace="a", pod="d-1"} 240x120`), 0, 2 * time.Hour, nil,
 		},
 		{
 			"a dead letter each minute", sick(`postrider_deliveries_total{namespace="a", pod="d-1", outcome="dead"} 0+1x120`),
-			5 * time.Minute, 40 * time.Minute, []string{"PostriderDeadLettersRising"},
+			5 * time.Minute, 40 * time.Minute,
+			[]string{"PostriderDeadLettersRising"},
 		},
 		{
 			"a dead letter each ten minutes", sick(`postrider_deliveries_total{namespace="a", pod="d-1", outcome="dead"} 0+0.1x120`), 0, 2 * time.Hour, nil,
 		},
 		{
 			"leases expire all the time", sick(`postrider_leases_expired_total{namespace="a", pod="d-1"} 0+1x120`),
-			14 * time.Minute, 30 * time.Minute, []string{"PostriderLeasesExpiring"},
+			14 * time.Minute, 30 * time.Minute,
+			[]string{"PostriderLeasesExpiring"},
 		},
 		{
 			"one dispatcher was killed", sick(`postrider_leases_expired_total{namespace="a", pod="d-1"} 0x10 50x110`), 0, time.Hour, nil,
 		},
 		{
 			"a dispatcher waits for the schema", sick(`postrider_senders{namespace="a", pod="d-2"}`),
-			9 * time.Minute, 20 * time.Minute, []string{"PostriderPartWaits"},
+			9 * time.Minute, 20 * time.Minute,
+			[]string{"PostriderPartWaits"},
 		},
 		{
 			"tomorrow's partition is missing",
 			sick(`postrider_partition_days_ahead{namespace="a", pod="d-1"} 0x120`, `postrider_partition_days_ahead{namespace="a", pod="d-2"} 0x120`),
-			14 * time.Minute, 20 * time.Minute, []string{"PostriderPartitionMissing"},
+			14 * time.Minute, 20 * time.Minute,
+			[]string{"PostriderPartitionMissing"},
 		},
 		{
 			"a chore fails on every dispatcher",
 			sick(`postrider_chore_age_seconds{namespace="a", pod="d-1", chore="retention"} 0+60x120`, `postrider_chore_errors_total{namespace="a", pod="d-1", chore="retention"} 0+1x120`),
-			time.Hour, 2 * time.Hour, []string{"PostriderChoresStuck"},
+			time.Hour, 2 * time.Hour,
+			[]string{"PostriderChoresStuck"},
 		},
 		{
 			"a tenth of the requests fail", sick(`postrider_ingest_requests_total{namespace="a", pod="i-1", code="503"} 0+7x120`),
-			9 * time.Minute, 20 * time.Minute, []string{"PostriderAcceptingFails"},
+			9 * time.Minute, 20 * time.Minute,
+			[]string{"PostriderAcceptingFails"},
 		},
 		{
 			"a hundredth of the requests fail", sick(`postrider_ingest_requests_total{namespace="a", pod="i-1", code="503"} 0+0.6x120`), 0, 2 * time.Hour, nil,
 		},
 		{
 			"the status is two minutes behind", sick(`postrider_status_lag_seconds{namespace="a", pod="c-1"} 120x120`),
-			9 * time.Minute, 15 * time.Minute, []string{"PostriderStatusBehind"},
+			9 * time.Minute, 15 * time.Minute,
+			[]string{"PostriderStatusBehind"},
 		},
 		{
 			"the sweep waits", sick(`postrider_sweep_refused_endpoints{namespace="a", pod="c-1"} 40x120`),
-			0, 2 * time.Minute, []string{"PostriderSweepRefused"},
+			0, 2 * time.Minute,
+			[]string{"PostriderSweepRefused"},
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {

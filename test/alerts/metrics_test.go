@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/prometheus/prometheus/model/labels"
+	"github.com/prometheus/common/model"
 	"github.com/prometheus/prometheus/promql/parser"
 )
 
@@ -99,7 +99,7 @@ func names(expression parser.Expr) []string {
 			return nil
 		}
 		for _, m := range selector.LabelMatchers {
-			if m.Name == labels.MetricName {
+			if m.Name == model.MetricNameLabel {
 				all = append(all, strings.Split(m.Value, "|")...)
 			}
 		}
@@ -114,7 +114,7 @@ func labelNames(expression parser.Expr) []string {
 		switch n := node.(type) {
 		case *parser.VectorSelector:
 			for _, m := range n.LabelMatchers {
-				if m.Name != labels.MetricName {
+				if m.Name != model.MetricNameLabel {
 					all = append(all, m.Name)
 				}
 			}

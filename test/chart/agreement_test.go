@@ -14,6 +14,7 @@ import (
 	chartv2 "helm.sh/helm/v4/pkg/chart/v2"
 	"helm.sh/helm/v4/pkg/chart/v2/lint"
 	"helm.sh/helm/v4/pkg/chart/v2/loader"
+	appsv1 "k8s.io/api/apps/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
@@ -36,7 +37,6 @@ func TestChartAndConfigHaveTheSameCRDs(t *testing.T) {
 		if !cmp.Equal(got.Object["spec"], source.Object["spec"]) {
 			t.Errorf("%s differs from config/crd/bases; run: make generate\n%s", name, cmp.Diff(source.Object["spec"], got.Object["spec"]))
 		}
-		delete(source.GetAnnotations(), "")
 		for key, value := range source.GetAnnotations() {
 			if got.GetAnnotations()[key] != value {
 				t.Errorf("%s: annotation %s: got %q, want %q", name, key, got.GetAnnotations()[key], value)
@@ -282,7 +282,74 @@ func TestTheChartWorksInsideAnother(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := r.get(t, "Deployment", "postrider-dispatcher").Object["spec"].(map[string]any)["replicas"]; got != float64(3) && got != int64(3) {
+	if got := as[appsv1.Deployment](t, r.get(t, "Deployment", "postrider-dispatcher")).Spec.Replicas; got == nil || *got != 3 {
 		t.Errorf("replicas: got %v, want 3", got)
 	}
+}
+
+// The guide for trouble has every reason that the API gives.
+func TestTheTroubleshootingGuideHasEveryReason(t *testing.T) {
+	t.Parallel()
+	guide, err := os.ReadFile(top + "/docs/troubleshooting.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	api, err := os.ReadFile(top + "/api/v1alpha1/conditions.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	reasons := regexp.MustCompile(`Reason[A-Za-z]+ += "([A-Za-z]+)"`).FindAllStringSubmatch(string(api), -1)
+	if len(reasons) < 15 {
+		t.Fatalf("only %d reasons were found in the API", len(reasons))
+	}
+	for _, found := range reasons {
+		switch reason := found[1]; reason {
+		case "Synced", "Succeeding", "NoAttempts", "Progressing": // no trouble
+		default:
+			if !strings.Contains(string(guide), "`"+reason+"`") {
+				t.Errorf("docs/troubleshooting.md does not say what to do about %s", reason)
+			}
+		}
+	}
+}
+
+// Values that the documentation names are values of the chart.
+func TestDocsNameOnlyValuesThatExist(t *testing.T) {
+	t.Parallel()
+	schema := readSchema(t)
+	groups := slices.Collect(maps.Keys(dig(t, schema, "properties")))
+	named := regexp.MustCompile("`((?:" + strings.Join(groups, "|") + `)(?:\.[A-Za-z]+)+)`)
+	files, err := filepath.Glob(top + "/docs/*.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	found := 0
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, match := range named.FindAllStringSubmatch(string(text), -1) {
+			found++
+			if !isValue(schema, strings.Split(match[1], ".")) {
+				t.Errorf("%s names %s, which the chart does not have", filepath.Base(file), match[1])
+			}
+		}
+	}
+	if found < 20 {
+		t.Errorf("only %d values were found in the documentation", found)
+	}
+}
+
+func isValue(schema map[string]any, path []string) bool {
+	for _, name := range path {
+		properties, ok := schema["properties"].(map[string]any)
+		if !ok {
+			return schema["type"] == "object" // free below here
+		}
+		if schema, ok = properties[name].(map[string]any); !ok {
+			return false
+		}
+	}
+	return true
 }

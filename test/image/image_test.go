@@ -26,7 +26,7 @@ import (
 
 func testRequest(t *testing.T) request {
 	t.Helper()
-	r, err := parse([]string{"-out", t.TempDir(), "-version", "v9.8.7", "-revision", "abc", "-platforms", "linux/" + runtime.GOARCH})
+	r, err := parse(t.Context(), []string{"-out", t.TempDir(), "-version", "v9.8.7", "-revision", "abc", "-platforms", "linux/" + runtime.GOARCH})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -185,7 +185,7 @@ func TestArchivesCanBeReadBack(t *testing.T) {
 func TestRequestsThatMakeNoSenseAreRefused(t *testing.T) {
 	t.Parallel()
 	for _, args := range [][]string{{"-platforms", "windows/amd64"}, {"-platforms", "linux"}, {"-version", ""}, {"-version", "a:b"}} {
-		if _, err := parse(args); err == nil || !strings.Contains(err.Error(), args[0]) {
+		if _, err := parse(t.Context(), args); err == nil || !strings.Contains(err.Error(), args[0]) {
 			t.Errorf("%v: got %v, want an error that names %s", args, err, args[0])
 		}
 	}

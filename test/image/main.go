@@ -38,7 +38,7 @@ func main() {
 }
 
 func run(ctx context.Context, args []string) error {
-	r, err := parse(args)
+	r, err := parse(ctx, args)
 	if err != nil {
 		return err
 	}
@@ -64,7 +64,7 @@ func run(ctx context.Context, args []string) error {
 	return nil
 }
 
-func parse(args []string) (request, error) {
+func parse(ctx context.Context, args []string) (request, error) {
 	r := request{}
 	var platforms string
 	f := flag.NewFlagSet("image", flag.ContinueOnError)
@@ -94,11 +94,11 @@ func parse(args []string) (request, error) {
 	if r.out, err = filepath.Abs(r.out); err != nil {
 		return r, err
 	}
-	return r, r.fromGit()
+	return r, r.fromGit(ctx)
 }
 
 // fromGit says which commit is built, and when that was made: the time of building would make each image another.
-func (r *request) fromGit() error {
+func (r *request) fromGit(ctx context.Context) error {
 	if epoch := os.Getenv("SOURCE_DATE_EPOCH"); epoch != "" {
 		seconds, err := strconv.ParseInt(epoch, 10, 64)
 		if err != nil {
@@ -106,7 +106,7 @@ func (r *request) fromGit() error {
 		}
 		r.created = time.Unix(seconds, 0).UTC()
 	}
-	command := exec.Command("git", "-C", r.top, "show", "--no-patch", "--format=%H %ct", "HEAD")
+	command := exec.CommandContext(ctx, "git", "-C", r.top, "show", "--no-patch", "--format=%H %ct", "HEAD")
 	text, err := command.Output()
 	commit, seconds, found := strings.Cut(strings.TrimSpace(string(text)), " ")
 	if err != nil || !found {
