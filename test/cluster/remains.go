@@ -38,6 +38,44 @@ func end(folder string) error {
 	return remove(folder)
 }
 
+// Remains lists what is there of a folder's node: files, cgroups, processes, mounts. After Down it is nothing.
+func Remains(folder string) ([]string, error) {
+	folder, err := filepath.Abs(folder)
+	if err != nil {
+		return nil, err
+	}
+	var found []string
+	if _, err := os.Lstat(folder); !errors.Is(err, fs.ErrNotExist) {
+		found = append(found, "folder "+folder)
+	}
+	hierarchies, err := hierarchies()
+	if err != nil {
+		return nil, err
+	}
+	for _, h := range hierarchies {
+		if dir := filepath.Join(h.path, cgroupName(folder)); exists(dir) {
+			found = append(found, "cgroup "+dir)
+		}
+	}
+	// Whoever is in the node's namespaces has its mounts, which name the folder.
+	processes, err := filepath.Glob("/proc/[0-9]*/mountinfo")
+	if err != nil {
+		return nil, err
+	}
+	for _, process := range processes {
+		mounts, err := os.ReadFile(process)
+		if err == nil && strings.Contains(string(mounts), folder+"/") { // else it has ended meanwhile
+			found = append(found, "process or mount "+process)
+		}
+	}
+	return found, nil
+}
+
+func exists(path string) bool {
+	_, err := os.Lstat(path)
+	return err == nil
+}
+
 // running says whether a node runs in the folder: one holds the lock.
 func running(folder string) (state, bool, error) {
 	if _, err := os.Stat(filepath.Join(folder, lockName)); errors.Is(err, fs.ErrNotExist) {
@@ -51,28 +89,31 @@ func running(folder string) (state, bool, error) {
 		return state{}, false, err
 	}
 	// It has the lock a moment before it tells its number.
-	for deadline := time.Now().Add(5 * time.Second); ; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(numberPatience); ; time.Sleep(20 * time.Millisecond) {
 		s, err := readState(folder)
-		if err == nil {
-			started, lookErr := startTime(s.PID)
-			if lookErr == nil && started == s.Started {
-				return s, true, nil
-			}
-			if again, err := lockFolder(folder); err == nil { // it has ended meanwhile
-				return state{}, false, again.Close()
-			}
-			err = fmt.Errorf("process %d is not the node that has the lock of %s: %w", s.PID, folder, lookErr)
+		if err == nil && isProcess(s) {
+			return s, true, nil
+		}
+		if again, err := lockFolder(folder); err == nil { // it has ended meanwhile
+			return state{}, false, again.Close()
 		}
 		if time.Now().After(deadline) {
-			return state{}, false, fmt.Errorf("a node runs in %s and does not say which process it is: %w", folder, err)
+			return state{}, false, errors.Join(fmt.Errorf("a node runs in %s and does not say which process it is", folder), err)
 		}
 	}
 }
 
+const numberPatience = 3 * time.Second
+
+// isProcess says whether the process is the one that wrote the state, and not another that got its number.
+func isProcess(s state) bool {
+	started, err := startTime(s.PID)
+	return err == nil && started == s.Started
+}
+
 // complete says that Up was not cut off.
 func complete(folder string) bool {
-	_, err := os.Stat(filepath.Join(folder, completeName))
-	return err == nil
+	return exists(filepath.Join(folder, completeName))
 }
 
 func readState(folder string) (state, error) {

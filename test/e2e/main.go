@@ -9,6 +9,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"syscall"
 	"time"
 
@@ -51,6 +52,10 @@ func run(ctx context.Context) (err error) {
 	if err := cluster.Down(ctx, folder); err != nil || *down {
 		return err
 	}
+	links, err := filepath.Glob(networkLinks)
+	if err != nil {
+		return err
+	}
 	begun := time.Now()
 	w := &world{top: top, progress: os.Stdout}
 	if err := w.provide(ctx); err != nil {
@@ -65,11 +70,7 @@ func run(ctx context.Context) (err error) {
 			return
 		}
 		// Also after an interrupt.
-		if downErr := w.cluster.Down(context.WithoutCancel(ctx)); downErr != nil {
-			err = errors.Join(err, downErr)
-			return
-		}
-		say("the cluster is down, nothing is left")
+		err = errors.Join(err, w.cluster.Down(context.WithoutCancel(ctx)), nothingLeft(folder, links))
 	}()
 	if err := w.begin(ctx); err != nil {
 		return err
@@ -85,6 +86,30 @@ func run(ctx context.Context) (err error) {
 		passed++
 	}
 	say("%d scenarios passed in %s", passed, time.Since(begun).Round(time.Second))
+	return nil
+}
+
+const networkLinks = "/sys/class/net/*"
+
+// nothingLeft looks whether the machine is as it was.
+func nothingLeft(folder string, links []string) error {
+	found, err := cluster.Remains(folder)
+	if err != nil {
+		return err
+	}
+	now, err := filepath.Glob(networkLinks)
+	if err != nil {
+		return err
+	}
+	for _, link := range now {
+		if !slices.Contains(links, link) {
+			found = append(found, "network device "+link)
+		}
+	}
+	if len(found) > 0 {
+		return fmt.Errorf("the cluster is down and left: %v", found)
+	}
+	say("the cluster is down and nothing of it is left")
 	return nil
 }
 
