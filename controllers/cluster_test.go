@@ -16,6 +16,7 @@ import (
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -206,8 +207,8 @@ func removeNamespace(t *testing.T, w *world) {
 	_, err = clients.CoreV1().Namespaces().Finalize(ctx, ns, metav1.UpdateOptions{})
 	w.must(err)
 	eventually(t, 20*time.Second, func() error {
-		if err := w.client.Get(ctx, client.ObjectKeyFromObject(ns), ns); client.IgnoreNotFound(err) != nil || err == nil {
-			return fmt.Errorf("the namespace is still there: %v", err)
+		if err := w.client.Get(ctx, client.ObjectKeyFromObject(ns), ns); !apierrors.IsNotFound(err) {
+			return fmt.Errorf("the namespace is still there: %w", err)
 		}
 		return nil
 	})

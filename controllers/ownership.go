@@ -52,33 +52,31 @@ func newOwnership() *ownership {
 // Start implements manager.Runnable.
 func (o *ownership) Start(ctx context.Context) error {
 	var told string
-	for {
+	for ctx.Err() == nil {
 		err := o.try(ctx)
-		if ctx.Err() != nil {
-			return nil
+		if errors.Is(err, store.ErrOwned) || errors.Is(err, ErrKeyMissing) {
+			return err
 		}
 		o.mutex.Lock()
 		o.problem = err
 		o.mutex.Unlock()
-		switch {
-		case err == nil:
+		if err == nil {
 			close(o.granted)
-		case errors.Is(err, store.ErrOwned), errors.Is(err, ErrKeyMissing):
-			return err
-		case err.Error() != told:
-			told = err.Error()
-			o.log.Warn("waiting for the database, its schema or the API server", "reason", told)
 		}
 		o.triedOnce.Do(func() { close(o.tried) })
 		if err == nil {
 			return nil
 		}
+		if err.Error() != told && ctx.Err() == nil {
+			told = err.Error()
+			o.log.Warn("waiting for the database, its schema or the API server", "reason", told)
+		}
 		select {
 		case <-ctx.Done():
-			return nil
 		case <-time.After(o.pause):
 		}
 	}
+	return nil
 }
 
 // NeedLeaderElection implements manager.LeaderElectionRunnable: a replica that must not run says so when it starts, not

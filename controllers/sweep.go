@@ -40,6 +40,7 @@ type sweeper struct {
 	log       *slog.Logger
 	confirmed bool
 	asked     chan struct{} // holds one
+	refused   int           // rows, by the last sweep
 }
 
 func newSweeper() *sweeper { return &sweeper{asked: make(chan struct{}, 1)} }
@@ -57,40 +58,48 @@ func (s *sweeper) Start(ctx context.Context) error {
 	if !s.synced(ctx) || !s.ownership.owned(ctx) {
 		return nil
 	}
-	refused := 0
-	for {
+	for ctx.Err() == nil {
 		found, err := s.sweep(ctx)
-		if ctx.Err() != nil {
-			return nil
-		}
-		var again <-chan time.Time
-		switch {
-		case err != nil:
-			s.log.Warn("the sweep of rows whose object is gone failed and is tried again", "reason", err.Error())
-			again = time.After(sweepRetry)
-		case found.refused > 0:
-			if found.refused != refused {
-				s.log.Error("so many rows have lost their object that the sweep stops: was etcd restored, is this the right cluster, "+
-					"was watchNamespaces narrowed? If the objects are meant to be gone, start once with --confirm-sweep",
-					"gone", found.refused, "rows", found.rows)
-			}
-			again = time.After(sweepReview)
-		}
-		if err == nil {
-			refused = found.refused
-			s.metrics.sweepRefused.Set(float64(refused))
-		}
+		s.wait(ctx, s.review(found, err))
+	}
+	return nil
+}
+
+// review tells what came of a sweep, and returns after how long to sweep again unasked. 0: never.
+func (s *sweeper) review(found finding, err error) time.Duration {
+	if errors.Is(err, context.Canceled) {
+		return 0
+	}
+	if err != nil {
+		s.log.Warn("the sweep of rows whose object is gone failed and is tried again", "reason", err.Error())
+		return sweepRetry
+	}
+	if found.refused > 0 && found.refused != s.refused {
+		s.log.Error("so many rows have lost their object that the sweep stops: was etcd restored, is this the right cluster, "+
+			"was watchNamespaces narrowed? If the objects are meant to be gone, start once with --confirm-sweep",
+			"gone", found.refused, "rows", found.rows)
+	}
+	s.refused = found.refused
+	s.metrics.sweepRefused.Set(float64(found.refused))
+	if found.refused > 0 {
+		return sweepReview
+	}
+	return 0
+}
+
+// wait waits until it is time, or until a sweep is asked for and one lost watch's deletions had time to gather.
+func (s *sweeper) wait(ctx context.Context, length time.Duration) {
+	var again <-chan time.Time
+	if length > 0 {
+		again = time.After(length)
+	}
+	select {
+	case <-ctx.Done():
+	case <-again:
+	case <-s.asked:
 		select {
 		case <-ctx.Done():
-			return nil
-		case <-again:
-		case <-s.asked:
-			// Let one lost watch's deletions gather.
-			select {
-			case <-ctx.Done():
-				return nil
-			case <-time.After(sweepPause):
-			}
+		case <-time.After(sweepPause):
 		}
 	}
 }

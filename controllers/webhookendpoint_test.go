@@ -391,7 +391,7 @@ func TestAnObjectDeletedAndMadeAgainAtOnceIsNew(t *testing.T) {
 		before := w.mustRow("ledger")
 		deliver(t, w, "ledger", 2)
 		gate.shut()
-		w.change("ledger", func(s *v1alpha1.WebhookEndpointSpec) { s.MaxConcurrency = int32(2 + round) }) //nolint:gosec // small
+		w.change("ledger", func(s *v1alpha1.WebhookEndpointSpec) { s.MaxConcurrency = int32(2 + round) })
 		<-gate.held
 		w.delete("ledger")
 		object := w.create("ledger")
