@@ -11,6 +11,8 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/scheme"
 )
 
 func TestDefaultsGiveAWorkingStackWithAnEmbeddedPostgres(t *testing.T) {
@@ -376,5 +378,32 @@ func same(t *testing.T, what string, got []string, want ...string) {
 	slices.Sort(want)
 	if !slices.Equal(got, want) {
 		t.Errorf("%s: got %q, want %q", what, got, want)
+	}
+}
+
+// A misspelt field of a manifest is dropped in silence by the API server.
+func TestEveryFieldOfEveryObjectIsKnown(t *testing.T) {
+	t.Parallel()
+	for _, s := range scenarios {
+		t.Run(s.name, func(t *testing.T) {
+			t.Parallel()
+			known := 0
+			for _, o := range render(t, s).objects {
+				if o.GetName() == "" {
+					t.Errorf("a %s has no name", o.GetKind())
+				}
+				typed, err := scheme.Scheme.New(o.GroupVersionKind())
+				if err != nil {
+					continue // of an operator
+				}
+				known++
+				if err := runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(o.Object, typed, true); err != nil {
+					t.Errorf("%s %s: %v", o.GetKind(), o.GetName(), err)
+				}
+			}
+			if known < 20 {
+				t.Errorf("only %d objects are of kinds that are known here", known)
+			}
+		})
 	}
 }
