@@ -9,6 +9,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
 	"github.com/postrider/postrider/store"
 )
 
@@ -49,10 +51,16 @@ func TestClaimAsksForNoMoreThanThereAreFreeSenders(t *testing.T) {
 			}
 		}
 		var flying, most atomic.Int64
+		var calls atomic.Int64
+		m.onClaim = func(asked store.ClaimRequest) {
+			if busy := int(flying.Load()); asked.Budget+busy > senders {
+				t.Errorf("claim: asked for %d while %d of %d senders are busy", asked.Budget, busy, senders)
+			}
+		}
 		d := startWithoutChores(t, Config{Senders: senders}, testDependencies(t, m), outside{transport: receiver(func(r *http.Request) (*http.Response, error) {
 			most.Store(max(most.Load(), flying.Add(1)))
 			defer flying.Add(-1)
-			return slowly(time.Second)(r)
+			return slowly(time.Duration(calls.Add(1)%7+1) * 100 * time.Millisecond)(r)
 		})})
 		for m.pending() > 0 {
 			time.Sleep(time.Second)
@@ -186,6 +194,42 @@ func TestHangingReceiverDelaysNoHealthyOne(t *testing.T) {
 		}
 		d.end()
 	})
+}
+
+// A lost listening connection is made again, ever more slowly, and meanwhile polling serves.
+func TestLostListeningConnectionIsMadeAgain(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		m := &deaf{memory: newMemory()}
+		endpoint := m.apply(testEndpoint(t, 1))
+		d := startWithoutChores(t, Config{Senders: 8}, testDependencies(t, m), outside{transport: receiver(ok)})
+		for range 10 {
+			time.Sleep(time.Minute)
+			m.add(endpoint)
+			time.Sleep(1100 * time.Millisecond)
+			if m.pending() != 0 {
+				t.Fatal("a delivery was not found while nobody listened")
+			}
+		}
+		if got := m.tries.Load(); got < 40 || got > 150 {
+			t.Errorf("tries to listen in ten minutes: got %d, want some at first and then one in ten seconds or so", got)
+		}
+		if got := testutil.ToFloat64(d.metrics.reconnects); int64(got) < m.tries.Load()-2 {
+			t.Errorf("counted reconnects: got %v of %d", got, m.tries.Load())
+		}
+		d.end()
+	})
+}
+
+// deaf cannot listen.
+type deaf struct {
+	*memory
+	tries atomic.Int64
+}
+
+func (d *deaf) Listen(context.Context, func()) error {
+	d.tries.Add(1)
+	return errDown
 }
 
 func TestClaimerWaitsForTheDatabase(t *testing.T) {

@@ -38,7 +38,8 @@ type Dependencies struct {
 	Metrics prometheus.Registerer
 }
 
-// flushTime is how long the last outcomes may take to be recorded once nothing is in flight any more.
+// flushTime is how long the last outcomes may take to be recorded once the grace period is over, or nothing is in flight
+// any more.
 const flushTime = 10 * time.Second
 
 // Dispatcher claims, sends and records, and runs the store's chores. It is made by [New] and runs once.
@@ -126,6 +127,7 @@ func (p *Dispatcher) Run(ctx context.Context) error {
 	life, end := context.WithCancel(context.WithoutCancel(ctx))
 	var keeping, background, sending, recording sync.WaitGroup
 	keeping.Go(func() { p.keeper.run(life) })
+	keeping.Go(func() { p.boundStop(ctx, life) })
 	background.Go(func() { p.listen(ctx) })
 	for i := range p.chores {
 		background.Go(func() { p.chores[i].run(ctx, p.logger, p.metrics) })
@@ -142,9 +144,11 @@ func (p *Dispatcher) Run(ctx context.Context) error {
 	p.health.stop()
 	p.logger.Info("claiming has ended, finishing what is in flight", "event", "stopping", "grace", p.config.Grace.String())
 	close(p.jobs)
-	waitOr(&sending, p.config.Grace, p.endSend)
+	sending.Wait()
 	p.recorder.close()
-	waitOr(&recording, flushTime, p.endRecord)
+	flush := time.AfterFunc(flushTime, p.endRecord)
+	defer flush.Stop()
+	recording.Wait()
 	end()
 	keeping.Wait()
 	background.Wait()
@@ -155,11 +159,21 @@ func (p *Dispatcher) Run(ctx context.Context) error {
 // Ready says why this replica does not dispatch now, or nil.
 func (p *Dispatcher) Ready() error { return p.health.ready() }
 
-// waitOr waits for a group, and after a time ends what it waits for.
-func waitOr(group *sync.WaitGroup, patience time.Duration, end func()) {
-	timer := time.AfterFunc(max(0, patience), end)
-	defer timer.Stop()
-	group.Wait()
+// boundStop sees to it that a stop comes to its end: it breaks off requests when the grace period is over, and recording
+// some time later. Nothing that waits for either can then wait any longer, whatever the database does.
+func (p *Dispatcher) boundStop(ctx, life context.Context) {
+	select {
+	case <-ctx.Done():
+	case <-life.Done():
+		return
+	}
+	if !sleep(life, max(0, p.config.Grace)) {
+		return
+	}
+	p.endSend()
+	if sleep(life, flushTime) {
+		p.endRecord()
+	}
 }
 
 // listen wakes the claimer at each notification. A lost connection is made again; meanwhile polling serves.

@@ -41,6 +41,7 @@ type memory struct {
 	turns     map[string]int
 	failing   map[string]error // chores
 	listening func()
+	onClaim   func(store.ClaimRequest)
 }
 
 type memoryRow struct {
@@ -102,6 +103,9 @@ func (m *memory) Claim(_ context.Context, r store.ClaimRequest) (store.Batch, er
 	}
 	at := m.now()
 	m.claims = append(m.claims, r)
+	if m.onClaim != nil {
+		m.onClaim(r)
+	}
 	m.tokens++
 	var token uuid.UUID
 	binary.BigEndian.PutUint64(token[8:], m.tokens)

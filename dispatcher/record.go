@@ -38,8 +38,20 @@ func newRecorder(life context.Context, d Dependencies, m *metrics, h *health, c 
 	}
 }
 
-// put takes an outcome. It blocks while the buffer is full.
-func (r *recorder) put(j *job) { r.queue <- j }
+// put takes an outcome. It blocks while the buffer is full, unless recording has been given up.
+func (r *recorder) put(j *job) {
+	select {
+	case r.queue <- j:
+	case <-r.life.Done():
+		r.lost([]*job{j}, r.life.Err())
+	}
+}
+
+func (r *recorder) lost(jobs []*job, err error) {
+	r.metrics.unrecorded.Add(float64(len(jobs)))
+	r.logger.Error("outcomes could not be recorded; these deliveries will be attempted again when their leases end",
+		"event", "record_lost", "deliveries", len(jobs), "error", err)
+}
 
 // close says that nothing more will be put.
 func (r *recorder) close() { close(r.queue) }
@@ -90,9 +102,7 @@ func (r *recorder) record(jobs []*job, results []store.Result) {
 		r.health.failed("record", err)
 		// While the database is away nobody takes over: an ended lease may still be ours when it is back.
 		if r.life.Err() != nil || !store.IsUnavailable(err) && leasesEnded(jobs) {
-			r.metrics.unrecorded.Add(float64(len(jobs)))
-			r.logger.Error("outcomes could not be recorded; these deliveries will be attempted again when their leases end",
-				"event", "record_lost", "deliveries", len(jobs), "error", err)
+			r.lost(jobs, err)
 			return
 		}
 		if sleep(r.life, jitter(pause)) {

@@ -8,6 +8,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
 	"github.com/postrider/postrider/store"
 )
 
@@ -93,6 +95,33 @@ func TestStopDoesNotWaitForTheDatabase(t *testing.T) {
 		d.end()
 		if took := time.Since(began); took > flushTime+recordTimeout {
 			t.Errorf("the stop took %v, want %v at most", took, flushTime+recordTimeout)
+		}
+	})
+}
+
+// A stop ends also while outcomes cannot be recorded, so many that the senders wait with theirs in hand.
+func TestStopEndsWithTheRecorderFull(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		m := &commits{memory: newMemory(), failing: func([]store.Result) error { return errDown }}
+		for lane := int64(1); lane <= 4; lane++ {
+			endpoint := m.apply(testEndpoint(t, lane))
+			for range 600 {
+				m.add(endpoint)
+			}
+		}
+		d := startWithoutChores(t, Config{Senders: 100, Lease: time.Hour}, testDependencies(t, m), outside{transport: receiver(ok)})
+		time.Sleep(time.Minute)
+		if free := d.recorder.claimer.seats.free(); free != 0 {
+			t.Fatalf("free senders: got %d, want all to wait for the recorder", free)
+		}
+		began := time.Now()
+		d.end()
+		if took, most := time.Since(began), 35*time.Second+flushTime+recordTimeout; took > most {
+			t.Errorf("the stop took %v, want %v at most", took, most)
+		}
+		if got := testutil.ToFloat64(d.metrics.unrecorded); got < recordBuffer {
+			t.Errorf("lost outcomes: got %v, want those that could not be recorded counted", got)
 		}
 	})
 }
