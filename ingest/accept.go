@@ -16,6 +16,7 @@ import (
 type Store interface {
 	Ping(ctx context.Context) error
 	Matching(ctx context.Context, namespace string) (store.Matching, error)
+	NamespaceUID(ctx context.Context, namespace string) (string, error)
 	Accept(ctx context.Context, events []store.NewEvent, window time.Duration) ([]store.Acceptance, error)
 	Touch(ctx context.Context, lanes []store.Touched) error
 	Notify(ctx context.Context) error

@@ -46,6 +46,11 @@ func (d *double) Matching(_ context.Context, namespace string) (store.Matching, 
 	return store.Matching{Namespace: namespace}, nil
 }
 
+func (d *double) NamespaceUID(ctx context.Context, namespace string) (string, error) {
+	matching, err := d.Matching(ctx, namespace)
+	return matching.UID, err
+}
+
 func (d *double) Accept(ctx context.Context, events []store.NewEvent, _ time.Duration) ([]store.Acceptance, error) {
 	if d.accepts != nil {
 		results, err := d.accepts(events)

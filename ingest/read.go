@@ -51,11 +51,11 @@ func (s *Server) getEvent(w http.ResponseWriter, r *http.Request, from caller) e
 	defer cancel()
 	// Read afresh: a remembered uid may be that of a namespace of the same name that was deleted since, whose events
 	// are not for the new one's tenant.
-	matching, err := s.store.Matching(ctx, from.namespace)
+	uid, err := s.store.NamespaceUID(ctx, from.namespace)
 	if err != nil {
 		return storeProblem(fmt.Errorf("read the namespace: %w", err))
 	}
-	detail, err := s.store.Event(ctx, from.namespace, matching.UID, id)
+	detail, err := s.store.Event(ctx, from.namespace, uid, id)
 	switch {
 	case errors.Is(err, store.ErrNotFound):
 		return eventNotFound()

@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // One statement, its own transaction: events, deliveries and idempotency keys, or none of them. No lane and no ordering
@@ -59,19 +60,26 @@ WITH incoming AS MATERIALIZED (
 )
 SELECT i.id, i.fresh, w.n IS NOT NULL FROM incoming i LEFT JOIN winner w USING (n) ORDER BY i.n`
 
-// $1 namespace[], $2 uid[], $3 key[]. The event of a key that is still kept.
+// $1 namespace[], $2 uid[], $3 key[]. The event of a key that is still kept; its columns are null where it is gone.
 const originalEvents = `
 SELECT k.namespace, k.namespace_uid, k.key, k.event_id, e.type, e.content_type, coalesce(e.ordering_key, ''), sha256(e.body),
        ARRAY(SELECT p.name FROM unnest(e.endpoint_ids) WITH ORDINALITY AS u(endpoint_id, ord)
              CROSS JOIN LATERAL (SELECT name FROM postrider.endpoint WHERE endpoint_id = u.endpoint_id LIMIT 1) p ORDER BY ord)
 FROM unnest($1::text[], $2::text[], $3::text[]) AS r(namespace, uid, key)
 JOIN postrider.idempotency k ON k.key = r.key AND k.namespace = r.namespace AND k.namespace_uid = r.uid
-CROSS JOIN LATERAL (
+LEFT JOIN LATERAL (
     SELECT type, content_type, ordering_key, body, endpoint_ids FROM postrider.event WHERE id = k.event_id
     UNION ALL
     SELECT type, content_type, ordering_key, body, endpoint_ids FROM postrider.pinned_event WHERE id = k.event_id
-    LIMIT 1) e
+    LIMIT 1) e ON true
 WHERE k.expires_at >= now()`
+
+// $1 namespace[], $2 uid[], $3 key[], $4 event[]: keys whose event was found gone, for the retention of events may be the
+// shorter one. By the event too: a key that somebody took meanwhile is theirs.
+const freeKeys = `
+DELETE FROM postrider.idempotency k
+USING unnest($1::text[], $2::text[], $3::text[], $4::uuid[]) AS r(namespace, uid, key, event_id)
+WHERE k.key = r.key AND k.namespace = r.namespace AND k.namespace_uid = r.uid AND k.event_id = r.event_id`
 
 // rounds bounds how often a key whose holder vanished meanwhile is tried again.
 const rounds = 5
@@ -148,20 +156,27 @@ func (s *Store) findOriginals(ctx context.Context, events []NewEvent, lost []int
 		return nil, fmt.Errorf("read the original of an idempotency key: %w", err)
 	}
 	found := map[keyOf]Acceptance{}
-	for rows.Next() {
-		var k keyOf
-		var id uuid.UUID
-		var o Original
-		var sum []byte
-		if err := rows.Scan(&k.namespace, &k.uid, &k.key, &id, &o.Type, &o.ContentType, &o.OrderingKey, &sum, &o.Endpoints); err != nil {
-			rows.Close()
-			return nil, fmt.Errorf("read the original of an idempotency key: %w", err)
+	var orphans orphanedKeys
+	var k keyOf
+	var id uuid.UUID
+	var eventType, contentType *string
+	var orderingKey string
+	var sum []byte
+	var endpoints []string
+	if _, err := pgx.ForEachRow(rows, []any{&k.namespace, &k.uid, &k.key, &id, &eventType, &contentType, &orderingKey, &sum, &endpoints}, func() error {
+		if eventType == nil {
+			orphans.add(k, id)
+			return nil
 		}
+		o := Original{Type: *eventType, ContentType: *contentType, OrderingKey: orderingKey, Endpoints: endpoints}
 		copy(o.BodySHA256[:], sum)
 		found[k] = Acceptance{EventID: id, AcceptedAt: EventTime(id), Original: &o}
-	}
-	if err := rows.Err(); err != nil {
+		return nil
+	}); err != nil {
 		return nil, fmt.Errorf("read the original of an idempotency key: %w", err)
+	}
+	if err := orphans.free(ctx, s.pool); err != nil {
+		return nil, err
 	}
 	for n, i := range lost {
 		if a, ok := found[keyOf{namespace[n], uid[n], key[n]}]; ok {
@@ -171,6 +186,27 @@ func (s *Store) findOriginals(ctx context.Context, events []NewEvent, lost []int
 		}
 	}
 	return open, nil
+}
+
+// orphanedKeys are held by events that are gone.
+type orphanedKeys struct {
+	namespace, uid, key []string
+	event               []uuid.UUID
+}
+
+func (o *orphanedKeys) add(k keyOf, event uuid.UUID) {
+	o.namespace, o.uid, o.key = append(o.namespace, k.namespace), append(o.uid, k.uid), append(o.key, k.key)
+	o.event = append(o.event, event)
+}
+
+func (o *orphanedKeys) free(ctx context.Context, pool *pgxpool.Pool) error {
+	if len(o.key) == 0 {
+		return nil
+	}
+	if _, err := pool.Exec(ctx, freeKeys, o.namespace, o.uid, o.key, o.event); err != nil {
+		return fmt.Errorf("free the idempotency keys of events that are gone: %w", err)
+	}
+	return nil
 }
 
 type acceptColumns struct {
@@ -218,6 +254,16 @@ LEFT JOIN postrider.endpoint p ON p.namespace = v.namespace AND p.namespace_uid 
      AND p.tombstoned_at IS NULL AND p.lane_id IS NOT NULL
 WHERE v.namespace = $1
 ORDER BY p.name`
+
+// NamespaceUID reads the uid of a namespace, "" while the controller has not told of it.
+func (s *Store) NamespaceUID(ctx context.Context, namespace string) (string, error) {
+	var uid string
+	err := s.pool.QueryRow(ctx, `SELECT uid FROM postrider.namespace_version WHERE namespace = $1`, namespace).Scan(&uid)
+	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+		return "", fmt.Errorf("read the uid of a namespace: %w", err)
+	}
+	return uid, nil
+}
 
 // Matching loads a namespace's table of endpoints. A namespace that the controller has not told of gives an empty one.
 func (s *Store) Matching(ctx context.Context, namespace string) (Matching, error) {

@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/client-go/rest"
 
+	"github.com/postrider/postrider/controllers"
 	"github.com/postrider/postrider/ingest"
 )
 
@@ -54,6 +55,7 @@ func ingestCommand() *cobra.Command {
 		Short: "Accept events over HTTP",
 		RunE: func(c *cobra.Command, _ []string) error {
 			logger := log.logger("ingest")
+			controllers.RedirectLogs(logger.Handler()) // what the Kubernetes libraries log
 			return runParts(c.Context(), logger, &watch, newRegistry(), a.part(&db, in, &kube))
 		},
 	}, &db, &in, &log, &watch, &kube, &a)
