@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"sync"
 	"time"
 )
@@ -73,14 +72,4 @@ func (h *health) ready() error {
 		return fmt.Errorf("the database has not answered for %v", since(h.since).Round(time.Second))
 	}
 	return nil
-}
-
-// jitter spreads what many replicas would do at the same moment: half to one and a half times d.
-func jitter(d time.Duration) time.Duration {
-	return d/2 + scale(d, random())
-}
-
-// random is uniform in [0, 1). It spreads load and guards nothing.
-func random() float64 {
-	return rand.Float64() //nolint:gosec // no secret depends on it
 }

@@ -17,8 +17,8 @@ const (
 	// Shorter than what usual servers and load balancers keep (60 s and more), so that it is mostly us who close: a
 	// request written to a connection that the other side closes at that moment fails, and POSTs are not repeated.
 	idleConnTimeout = 30 * time.Second
-	// Idle connections kept, per sender: with many endpoints each has its own, and making one costs more than keeping it.
-	idleConnsPerSender = 4
+	// Idle connections kept, per sender: with many endpoints each has its own. One costs about 30 KiB with TLS.
+	idleConnsPerSender = 2
 	maxResponseHeader  = 64 << 10
 	// A peer that vanished is noticed by pings, or every request over its HTTP/2 connection would run into its timeout.
 	pingAfter   = 15 * time.Second
