@@ -4,9 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net"
-	"net/http"
 	"os"
 	"slices"
 	"strings"
@@ -23,6 +20,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/postrider/postrider/api/v1alpha1"
+	"github.com/postrider/postrider/keyring"
 	"github.com/postrider/postrider/store"
 	"github.com/postrider/postrider/test/localstack"
 )
@@ -173,7 +171,7 @@ func TestItWaitsForAnAPIServerThatIsNotThereYet(t *testing.T) {
 	kube.Stop()
 	ctx, stop := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	go func() { ended <- Run(ctx, w.api, w.store, w.keyring, w.policy, w.config()) }()
+	go func() { ended <- w.run(ctx, w.keyring, w.config()) }()
 	eventually(t, 20*time.Second, func() error {
 		if !strings.Contains(logs.of(t.Name()), "waiting for the API server") {
 			return errors.New("it does not say that it waits")
@@ -324,7 +322,7 @@ func TestASecondInstallationIsRefused(t *testing.T) {
 	eventually(t, 20*time.Second, func() error { return namespaceRecorded(t, w) })
 	c := w.config()
 	c.Release = "second"
-	err := Run(patience(t), w.api, w.store, w.keyring, w.policy, c)
+	err := w.run(patience(t), w.keyring, c)
 	if !errors.Is(err, store.ErrOwned) || !containsAll(err.Error(), "first", w.namespace, "--take-over") {
 		t.Errorf("got %v, want ErrOwned with the owner's name and the way out", err)
 	}
@@ -346,19 +344,19 @@ func TestRunRefusesAKeyringThatLacksAKey(t *testing.T) {
 	w.signedBy("signing")
 	w.create("ledger")
 	w.direct().status("ledger", ready)
-	err := Run(patience(t), w.api, w.store, testKeyring(t, "second"), w.policy, w.config())
+	err := w.run(patience(t), testKeyring(t, "second"), w.config())
 	if !errors.Is(err, ErrKeyMissing) {
 		t.Errorf("got %v, want ErrKeyMissing", err)
 	}
 }
 
-func TestRunRefusesABadConfiguration(t *testing.T) {
+func TestNewRefusesABadConfiguration(t *testing.T) {
 	t.Parallel()
-	err := Run(context.Background(), nil, nil, nil, nil, Config{
-		WatchNamespaces: []string{"UPPER"}, ProbeAddress: "8081", Workers: 1000, Defaults: StandardDefaults(),
+	_, err := New(nil, nil, nil, nil, Config{
+		WatchNamespaces: []string{"UPPER"}, StatusInterval: time.Millisecond, Workers: 1000, Defaults: StandardDefaults(),
 		Limits: Limits{Timeout: 5 * time.Second, MaxAttempts: -1},
 	})
-	if err == nil || !containsAll(err.Error(), "namespace: is empty", "watchNamespaces[0]", "probeAddress", "workers", "limits.maxAttempts", "defaults.timeout", "above limits.timeout") {
+	if err == nil || !containsAll(err.Error(), "namespace: is empty", "watchNamespaces[0]", "statusInterval", "workers", "limits.maxAttempts", "defaults.timeout", "above limits.timeout") {
 		t.Errorf("got %v, want all problems at once", err)
 	}
 	if err := (Config{Namespace: "n"}).Validate(); err == nil || !containsAll(err.Error(), "defaults.timeout", "defaults.maxCooldown") {
@@ -369,7 +367,7 @@ func TestRunRefusesABadConfiguration(t *testing.T) {
 	}
 }
 
-// TestItWaitsForADatabaseThatIsNotThereYet and serves its probes meanwhile.
+// TestItWaitsForADatabaseThatIsNotThereYet and says so.
 func TestItWaitsForADatabaseThatIsNotThereYet(t *testing.T) {
 	t.Parallel()
 	pg := localstack.StartPostgres(t, localstack.PostgresOptions{})
@@ -378,42 +376,29 @@ func TestItWaitsForADatabaseThatIsNotThereYet(t *testing.T) {
 	w.signedBy("signing")
 	w.create("ledger")
 	pg.Stop()
-	address := freeAddress(t)
-	r := w.start(func(c *Config) { c.ProbeAddress = address })
-	probe := func(path string, want int) func() error {
-		return func() error {
-			request, err := http.NewRequestWithContext(patience(t), http.MethodGet, "http://"+address+path, http.NoBody)
-			w.must(err)
-			response, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Do(request)
-			if err != nil {
-				return err
-			}
-			defer func() { _ = response.Body.Close() }()
-			body, _ := io.ReadAll(response.Body)
-			if response.StatusCode != want {
-				return fmt.Errorf("%s: got %d %s, want %d", path, response.StatusCode, body, want)
-			}
-			return nil
-		}
-	}
-	eventually(t, 20*time.Second, probe("/readyz", http.StatusInternalServerError))
-	w.must(probe("/healthz", http.StatusOK)())
+	c, err := New(w.api, w.store, w.keyring, w.policy, w.config())
+	w.must(err)
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	ended := make(chan error, 1)
+	go func() { ended <- c.Run(ctx) }()
 	w.awaitConditions("ledger", "Ready=Unknown/StoreUnavailable Reconciling=True/Progressing")
+	if err := c.Ready(); !errors.Is(err, errStoreAwaited) {
+		t.Errorf("without a database: got %v, want errStoreAwaited", err)
+	}
 	w.must(pg.Start(patience(t)))
-	eventually(t, 20*time.Second, probe("/readyz", http.StatusOK))
+	eventually(t, 20*time.Second, c.Ready)
 	w.awaitConditions("ledger", ready)
 	pg.Stop()
-	w.must(probe("/readyz", http.StatusOK)()) // once started, it stays ready
-	w.must(probe("/healthz", http.StatusOK)())
-	r.stop()
+	w.must(c.Ready()) // once started, it stays ready
+	cancel()
+	w.must(<-ended)
 }
 
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	l, err := (&net.ListenConfig{}).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = l.Close() }()
-	return l.Addr().String()
+// run makes controllers and runs them to their end.
+func (w *world) run(ctx context.Context, ring *keyring.Keyring, c Config) error {
+	w.t.Helper()
+	controllers, err := New(w.api, w.store, ring, w.policy, c)
+	w.must(err)
+	return controllers.Run(ctx)
 }

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"strings"
 	"time"
 
@@ -37,8 +36,9 @@ type Config struct {
 	// LeaderElection makes replicas take turns. False is for a single process that nobody runs beside.
 	LeaderElection bool
 
-	// ProbeAddress serves /healthz and /readyz, MetricsAddress /metrics. Empty or "0": not at all.
-	ProbeAddress, MetricsAddress string
+	// StatusInterval is the least time between two writes of one endpoint's moving figures (the last success, the pending
+	// count), 1 s to 1 h; with many endpoints it grows. Material changes do not wait for it. 0: 60 s.
+	StatusInterval time.Duration
 
 	// Workers are the reconciles that run at once. 0: 8.
 	Workers int
@@ -119,8 +119,9 @@ func (c Config) Validate() error {
 		}
 		p.label(fmt.Sprintf("watchNamespaces[%d]", i), namespace)
 	}
-	p.address("probeAddress", c.ProbeAddress)
-	p.address("metricsAddress", c.MetricsAddress)
+	if c.StatusInterval != 0 {
+		within(&p, "statusInterval", c.StatusInterval, time.Second, time.Hour)
+	}
 	if c.Workers < 0 || c.Workers > maxWorkers {
 		p.add("workers: %d is not from 1 to %d", c.Workers, maxWorkers)
 	}
@@ -171,15 +172,6 @@ func (p *problemList) label(field, value string) {
 	}
 }
 
-func (p *problemList) address(field, value string) {
-	if value == "" || value == "0" {
-		return
-	}
-	if _, _, err := net.SplitHostPort(value); err != nil {
-		p.add("%s: %q is no address; write host:port or :port, or 0 for none", field, value)
-	}
-}
-
 type quantity interface{ ~int | ~int64 }
 
 func within[T quantity](p *problemList, field string, value, low, high T) {
@@ -195,6 +187,13 @@ func ceiling[T quantity](p *problemList, field string, limit, byDefault T) {
 	case limit > 0 && byDefault > limit:
 		p.add("defaults.%s: %v is above limits.%s, %v; lower the default or raise the limit", field, byDefault, field, limit)
 	}
+}
+
+// budgetsOfStatus are the budgets with what the configuration says.
+func (c Config) budgetsOfStatus() budgets {
+	b := c.budgets
+	b.moving = orDefault(b.moving, c.StatusInterval)
+	return b
 }
 
 func (c Config) release() string {

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/http"
 	"sync"
 	"time"
 
@@ -141,5 +140,9 @@ func (o *ownership) check(ctx context.Context) error {
 	return nil
 }
 
-// ready is the check behind /readyz.
-func (o *ownership) ready(r *http.Request) error { return o.check(r.Context()) }
+// ready is check without its wait for the first try.
+func (o *ownership) ready() error {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return o.check(ctx)
+}

@@ -15,8 +15,8 @@ import (
 	"github.com/postrider/postrider/store"
 )
 
-// What is sealed under store.ColumnKey is the Secret's value without its trailing newline, which signature.ParseKey
-// reads again; under store.ColumnHeaders it is the text of store.MarshalHeaders. The endpoint's public id and the column
+// What is sealed under store.ColumnKey is the Secret's value as it is, which signature.ParseKey reads again; under
+// store.ColumnHeaders it is the text of store.MarshalHeaders. The endpoint's public id and the column
 // are the associated data.
 
 // sealer seals and opens the columns of one endpoint's row.

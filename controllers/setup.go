@@ -22,7 +22,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
-	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
@@ -52,17 +51,27 @@ type URLPolicy interface {
 	CheckURL(u *url.URL) error
 }
 
-// Run runs this part until the context ends or it cannot go on, and waits for all that it started. The probes are served
-// from the beginning, also while it waits for the database or the API server.
-//
-// Errors that no restart mends: those of Config.Validate, store.ErrOwned (the database belongs to another installation)
-// and ErrKeyMissing. When the leader loses its Lease, Run ends with an error, and the process should.
-func Run(ctx context.Context, api *rest.Config, s Store, ring *keyring.Keyring, policy URLPolicy, c Config) error {
+// Controllers is this part. It is made by New and runs once.
+type Controllers struct {
+	api  *rest.Config
+	part *part
+}
+
+// New makes the controllers. It fails for a configuration that Config.Validate refuses, and reaches for nothing.
+func New(api *rest.Config, s Store, ring *keyring.Keyring, policy URLPolicy, c Config) (*Controllers, error) {
 	if err := c.Validate(); err != nil {
-		return fmt.Errorf("configuration of the controllers:\n%w", err)
+		return nil, fmt.Errorf("configuration of the controllers:\n%w", err)
 	}
-	p := newPart(s, ring, policy, c)
-	mgr, err := p.manager(ctx, api)
+	return &Controllers{api: api, part: newPart(s, ring, policy, c)}, nil
+}
+
+// Run runs until the context ends or it cannot go on, and waits for all that it started. It waits for a database and an
+// API server that are not there yet.
+//
+// Errors that no restart mends: store.ErrOwned (the database belongs to another installation) and ErrKeyMissing. When the
+// leader loses its Lease, Run ends with an error, and the process should.
+func (c *Controllers) Run(ctx context.Context) error {
+	mgr, err := c.part.manager(ctx, c.api)
 	if ctx.Err() != nil {
 		return nil //nolint:nilerr // it was stopped while it waited
 	}
@@ -74,6 +83,10 @@ func Run(ctx context.Context, api *rest.Config, s Store, ring *keyring.Keyring, 
 	}
 	return nil
 }
+
+// Ready says why this replica does not work yet, or nil: from the moment on at which the database was ours. One that goes
+// away later is told of in the endpoints' status.
+func (c *Controllers) Ready() error { return c.part.ownership.ready() }
 
 // part is what the pieces of one run share.
 type part struct {
@@ -93,7 +106,7 @@ func newPart(s Store, ring *keyring.Keyring, policy URLPolicy, c Config) *part {
 	p := &part{
 		config: c, store: s, keyring: ring, policy: policy,
 		metrics:    newMetrics(orDefault[prometheus.Registerer](c.registerer, ctrlmetrics.Registry)),
-		facts:      newFacts(c.budgets, c.now()),
+		facts:      newFacts(c.budgetsOfStatus(), c.now()),
 		ownership:  newOwnership(),
 		sweeper:    newSweeper(),
 		namespaces: newDeletions(nil),
@@ -128,12 +141,6 @@ func (p *part) manager(ctx context.Context, api *rest.Config) (ctrl.Manager, err
 	}
 	if err := p.addNamespaces(mgr); err != nil {
 		return nil, fmt.Errorf("assemble the controller of namespaces: %w", err)
-	}
-	if err := mgr.AddHealthzCheck("ping", healthz.Ping); err != nil {
-		return nil, fmt.Errorf("add the liveness probe: %w", err)
-	}
-	if err := mgr.AddReadyzCheck("store", p.ownership.ready); err != nil {
-		return nil, fmt.Errorf("add the readiness probe: %w", err)
 	}
 	return mgr, nil
 }
@@ -178,8 +185,8 @@ func (p *part) options() ctrl.Options {
 		Scheme:                        newScheme(),
 		Logger:                        libraryLogger(c.logger().Handler()),
 		Cache:                         cacheOptions(c.WatchNamespaces, c.resync, p.endpoints, p.namespaces),
-		HealthProbeBindAddress:        orDefault(c.ProbeAddress, "0"),
-		Metrics:                       metricsserver.Options{BindAddress: orDefault(c.MetricsAddress, "0")},
+		HealthProbeBindAddress:        "0", // the process serves probes and metrics for all its parts
+		Metrics:                       metricsserver.Options{BindAddress: "0"},
 		LeaderElection:                c.LeaderElection,
 		LeaderElectionID:              c.release() + "-controller",
 		LeaderElectionNamespace:       c.Namespace,

@@ -1,7 +1,6 @@
 package controllers
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"fmt"
@@ -67,6 +66,6 @@ func (r *Reconciler) readSecret(ctx context.Context, object *v1alpha1.WebhookEnd
 		s.hold = hold{v1alpha1.ReasonInvalidSigningKey, fmt.Sprintf("Secret %q, entry %q: %v", name.Name, entry, err)}
 		return s, nil
 	}
-	s.value = bytes.TrimSuffix(value, []byte("\n"))
+	s.value = value // as it is: what reads it again drops one trailing newline, not two
 	return s, nil
 }

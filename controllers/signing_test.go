@@ -29,6 +29,7 @@ func TestWhatTheSecretHoldsDecides(t *testing.T) {
 		{"a generated one", good, "", nil},
 		{"with the newline of a file", good + "\n", "", nil},
 		{"raw bytes", raw, "", nil},
+		{"raw bytes that end in two newlines", raw + "\n\n", "", nil},
 		{"a signature's prefix", "v1," + good, "InvalidSigningKey", []string{`"v1,"`, "remove"}},
 		{"bad base64", bad, "InvalidSigningKey", []string{"base64", "openssl rand"}},
 		{"unpadded base64", unpadded, "InvalidSigningKey", []string{"padding", "openssl rand"}},

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"log/slog"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
@@ -27,6 +28,7 @@ func (k *controlling) flags(f *pflag.FlagSet) {
 	f.BoolVar(&k.config.ConfirmSweep, "confirm-sweep", false, "let the sweep give up any number of endpoints whose objects are gone, not a tenth at most; for one start")
 	f.BoolVar(&k.config.LeaderElection, "leader-election", true, "let replicas take turns; only a single process may do without")
 	f.IntVar(&k.config.Workers, "workers", 8, "reconciles at once")
+	f.DurationVar(&k.config.StatusInterval, "status-interval", time.Minute, "least time between two writes of an endpoint's moving figures in its status; material changes do not wait for it")
 	f.DurationVar(&k.config.ShutdownTimeout, "controller-shutdown-timeout", 0, "how long a stop waits for running reconciles (default 20s)")
 
 	f.DurationVar(&k.config.Defaults.Timeout, "default-timeout", d.Timeout, "timeout of an endpoint that names none")
@@ -94,9 +96,12 @@ func (k *controlling) part(db *database, ring *keys, to *reach, kube *cluster) p
 		controllers.RedirectLogs(log.Handler())
 		c := k.config
 		c.Logger = log
-		return controllerRunner{func(ctx context.Context) error {
-			return controllers.Run(ctx, config, s, keyring, policy, c)
-		}}, s.Close, nil
+		running, err := controllers.New(config, s, keyring, policy, c)
+		if err != nil {
+			s.Close()
+			return nil, nil, err
+		}
+		return running, s.Close, nil
 	}
 }
 
@@ -105,10 +110,3 @@ func controllerRegistry() registry {
 	ctrlmetrics.Registry.MustRegister(buildInfo())
 	return ctrlmetrics.Registry
 }
-
-type controllerRunner struct {
-	run func(context.Context) error
-}
-
-func (c controllerRunner) Run(ctx context.Context) error { return c.run(ctx) }
-func (c controllerRunner) Ready() error                  { return nil }

@@ -81,6 +81,7 @@ func newStage(ctx context.Context) (s *stage, err error) {
 			"POSTRIDER_DEFAULT_TIMEOUT=" + timeoutLimit,
 			"POSTRIDER_LIMIT_TIMEOUT=" + timeoutLimit,
 			"POSTRIDER_LEASE=" + lease,
+			"POSTRIDER_STATUS_INTERVAL=2s", // so that the table at the end shows the end
 		},
 	})
 	if err != nil {
