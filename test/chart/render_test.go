@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"helm.sh/helm/v4/pkg/chart/common"
@@ -76,10 +77,24 @@ type release struct {
 	notes   string
 }
 
+// rendered remembers what render gave for the same values: every test looks at most scenarios, and none changes an object.
+var rendered = struct {
+	sync.Mutex
+	by map[string]func() (release, error)
+}{by: map[string]func() (release, error){}}
+
 // render renders as `helm install postrider -n postrider-system` does, or as a templating tool: there is no cluster to ask.
 func render(t testing.TB, s scenario) release {
 	t.Helper()
-	r, err := tryRender(s)
+	key := s.values + strings.Join(s.kinds, ",")
+	rendered.Lock()
+	once := rendered.by[key]
+	if once == nil {
+		once = sync.OnceValues(func() (release, error) { return tryRender(s) })
+		rendered.by[key] = once
+	}
+	rendered.Unlock()
+	r, err := once()
 	if err != nil {
 		t.Fatalf("render %q: %v", s.name, err)
 	}
