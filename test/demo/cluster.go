@@ -69,11 +69,20 @@ func table(ctx context.Context, s *stage) error {
 		if e.Status.LastSuccessTime == nil || e.Status.DeadLetterCount == nil || *e.Status.DeadLetterCount != 1 || e.Status.LastFailure == nil {
 			return fmt.Errorf("status: %+v", e.Status)
 		}
+		endpoints, err := s.endpoints(ctx)
+		if err != nil {
+			return err
+		}
+		for _, e := range endpoints {
+			if e.Status.PendingCount == nil || *e.Status.PendingCount != 0 {
+				return fmt.Errorf("status of %s: %+v", e.Name, e.Status)
+			}
+		}
 		return nil
 	}); err != nil {
 		return err
 	}
-	s.check("the status of kirana-ledger has its last success, its last failure and one dead letter")
+	s.check("the status of kirana-ledger has its last success, its last failure and one dead letter; nothing is pending anywhere")
 	c, err := kubernetes.NewForConfig(s.kube.Config())
 	if err != nil {
 		return err

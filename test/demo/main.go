@@ -44,7 +44,7 @@ func demonstrate(ctx context.Context) (err error) {
 		}
 		err = errors.Join(err, s.close())
 		if err == nil {
-			fmt.Printf("\ndemo: %d checks passed in %s\n", s.passed, time.Since(started).Round(time.Second))
+			fmt.Printf("\nThat took %s.\n", time.Since(started).Round(time.Second))
 			fmt.Printf("demo: %d checks passed\n", s.passed)
 		}
 	}()
