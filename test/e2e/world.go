@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
+	"github.com/postrider/postrider/test/check"
 	"github.com/postrider/postrider/test/cluster"
 	"github.com/postrider/postrider/test/localstack"
 )
@@ -38,7 +39,12 @@ type world struct {
 	images   []string // tarballs
 	cluster  *cluster.Cluster
 	client   kubernetes.Interface
+
+	loads       []string       // pods that post and keep a journal
+	disruptions *check.Journal // what we did to the installation
 }
+
+func (w *world) disruptionsFile() string { return filepath.Join(w.cluster.Folder(), "disruptions") }
 
 // provide builds what is needed beside the cluster itself.
 func (w *world) provide(ctx context.Context) error {
@@ -85,7 +91,10 @@ func (w *world) begin(ctx context.Context) error {
 		}
 	}
 	var err error
-	w.client, err = kubernetes.NewForConfig(w.cluster.Config())
+	if w.client, err = kubernetes.NewForConfig(w.cluster.Config()); err != nil {
+		return err
+	}
+	w.disruptions, err = check.OpenJournal(w.disruptionsFile()) // to the end of the process
 	return err
 }
 
