@@ -119,7 +119,7 @@ var (
 	queuedDesc   = describe("queue_in_flight", "Deliveries claimed in the whole installation.")
 	deadDesc     = describe("dead_letters", "Dead letters kept and not replayed.")
 	openDesc     = describe("circuits_open", "Endpoints whose circuit is open.")
-	daysDesc     = describe("partition_days_ahead", "Days after today for which the partitions are made; under 1 tomorrow's is missing.")
+	daysDesc     = describe("partitions_ahead", "Days after today for which the partitions are made; under 1 tomorrow's is missing.")
 	choreAgeDesc = describe("chore_age_seconds", "Time since a chore's last turn without error.", "chore")
 )
 

@@ -57,9 +57,9 @@ postrider_due 7
 # HELP postrider_oldest_due_age_seconds How long the longest-waiting endpoint has had work due; 0: none.
 # TYPE postrider_oldest_due_age_seconds gauge
 postrider_oldest_due_age_seconds 90
-# HELP postrider_partition_days_ahead Days after today for which the partitions are made; under 1 tomorrow's is missing.
-# TYPE postrider_partition_days_ahead gauge
-postrider_partition_days_ahead 3
+# HELP postrider_partitions_ahead Days after today for which the partitions are made; under 1 tomorrow's is missing.
+# TYPE postrider_partitions_ahead gauge
+postrider_partitions_ahead 3
 # HELP postrider_circuits_open Endpoints whose circuit is open.
 # TYPE postrider_circuits_open gauge
 postrider_circuits_open 2
@@ -68,7 +68,7 @@ postrider_circuits_open 2
 postrider_dead_letters 5
 `
 		if err := testutil.GatherAndCompare(registry, strings.NewReader(want), "postrider_deliveries_total", "postrider_deliveries_claimed_total", "postrider_in_flight",
-			"postrider_due", "postrider_oldest_due_age_seconds", "postrider_partition_days_ahead", "postrider_circuits_open", "postrider_dead_letters"); err != nil {
+			"postrider_due", "postrider_oldest_due_age_seconds", "postrider_partitions_ahead", "postrider_circuits_open", "postrider_dead_letters"); err != nil {
 			t.Error(err)
 		}
 		if got := testutil.ToFloat64(d.metrics.failures[ServerError]); got != 2 {
