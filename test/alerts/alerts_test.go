@@ -31,8 +31,8 @@ const healthy = `
   postrider_deliveries_total{namespace="a", pod="d-1", outcome="delivered"} 0+60x120
   postrider_deliveries_total{namespace="a", pod="d-1", outcome="dead"} 4x120
   postrider_leases_expired_total{namespace="a", pod="d-1"} 2x120
-  postrider_partition_days_ahead{namespace="a", pod="d-1"} 3x120
-  postrider_partition_days_ahead{namespace="a", pod="d-2"} 3x120
+  postrider_partitions_ahead{namespace="a", pod="d-1"} 3x120
+  postrider_partitions_ahead{namespace="a", pod="d-2"} 3x120
   postrider_chore_age_seconds{namespace="a", pod="d-1", chore="retention"} 30x120
   postrider_chore_age_seconds{namespace="a", pod="d-2", chore="retention"} 0+60x120
   postrider_chore_errors_total{namespace="a", pod="d-1", chore="retention"} 0x120
@@ -122,7 +122,7 @@ func TestAlerts(t *testing.T) {
 		},
 		{
 			"tomorrow's partition is missing",
-			sick(`postrider_partition_days_ahead{namespace="a", pod="d-1"} 0x120`, `postrider_partition_days_ahead{namespace="a", pod="d-2"} 0x120`),
+			sick(`postrider_partitions_ahead{namespace="a", pod="d-1"} 0x120`, `postrider_partitions_ahead{namespace="a", pod="d-2"} 0x120`),
 			14 * time.Minute, 20 * time.Minute,
 			[]string{"PostriderPartitionMissing"},
 		},
