@@ -296,6 +296,9 @@ func TestWhatIsAllowedIsNoViolation(t *testing.T) {
 
 func TestTheReportSaysWhatWasFound(t *testing.T) {
 	t.Parallel()
+	if (Report{}).OK() {
+		t.Error("a report of no check is OK")
+	}
 	var good, bad strings.Builder
 	Check(Record{Facts: newStory().post("a", "", 0, "x").deliver("a", "x").facts}, Options{}).Print(&good)
 	if !strings.HasSuffix(good.String(), "check: ok\n") {

@@ -73,8 +73,8 @@ type Figures struct{ Requests, Concurrency, PerSecond int }
 // Spread of durations.
 type Spread struct{ P50, P99, Max time.Duration }
 
-// OK says that no promise was broken.
-func (r Report) OK() bool { return len(r.Violations) == 0 }
+// OK says that no promise was broken. The zero Report, of no check, is not OK.
+func (r Report) OK() bool { return r.Posted > 0 && len(r.Violations) == 0 }
 
 // Print writes the report for people. Its last line begins with "check: ok" or "check: FAILED".
 func (r Report) Print(w io.Writer) {

@@ -109,11 +109,16 @@ func (w *world) settle(ctx context.Context, load string) error {
 		return err
 	}
 	var report check.Report
-	err := w.cluster.Await(ctx, patience, "all is delivered", func(ctx context.Context) (err error) {
-		if report, err = w.check(ctx); err == nil && report.Violations[check.Lost] > 0 {
-			err = fmt.Errorf("%d deliveries are missing", report.Violations[check.Lost])
+	err := w.cluster.Await(ctx, patience, "all is delivered", func(ctx context.Context) error {
+		now, err := w.check(ctx)
+		if err != nil {
+			return err
 		}
-		return err
+		report = now // the last one that was to be had
+		if missing := report.Violations[check.Lost]; missing > 0 {
+			return fmt.Errorf("%d deliveries are missing", missing)
+		}
+		return nil
 	})
 	report.Print(w.progress)
 	if err != nil {
