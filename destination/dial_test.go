@@ -44,7 +44,7 @@ func listen(t *testing.T, address string) *target {
 			}
 			tg.seen.Add(1)
 			group.Go(func() {
-				defer conn.Close()
+				defer func() { _ = conn.Close() }()
 				if _, err := http.ReadRequest(bufio.NewReader(conn)); err == nil {
 					_, _ = io.WriteString(conn, "HTTP/1.1 204 No Content\r\nConnection: close\r\n\r\n")
 				}

@@ -21,8 +21,10 @@ const (
 	// never be shown as one.
 	MaxNameBytes = 32
 
-	// MaxKeys and MaxFileBytes bound a keyring file.
-	MaxKeys      = 64
+	// MaxKeys bounds the keys of a keyring file.
+	MaxKeys = 64
+
+	// MaxFileBytes bounds its length.
 	MaxFileBytes = 64 << 10
 )
 

@@ -65,9 +65,9 @@ func (k *Keyring) Seal(plaintext []byte, place ...string) ([]byte, error) {
 	}
 	primary := k.keys[0]
 	header := make([]byte, 0, headerBytes+len(primary.name)+len(plaintext)+gcmOverhead)
-	header = append(header, version, byte(len(primary.name))) //nolint:gosec // a name has at most MaxNameBytes
+	header = append(header, version, byte(len(primary.name)))
 	header = append(header, primary.name...)
-	return primary.aead().Seal(header, nil, plaintext, associatedData(header, place)), nil
+	return primary.aead().Seal(header, nil, plaintext, associatedData(header, place)), nil //nolint:gosec // no nonce is given: the AEAD draws one
 }
 
 // Open decrypts what [Keyring.Seal] made for the same place. Errors: one that is

@@ -43,7 +43,7 @@ func TestSignGivesOneSignatureForEveryKeyInOrder(t *testing.T) {
 			raw, _ = base64.StdEncoding.DecodeString(encoded)
 		}
 		mac := hmac.New(sha256.New, raw)
-		fmt.Fprintf(mac, "%s.%d.%s", knownID, knownTime.Unix(), knownBody)
+		_, _ = fmt.Fprintf(mac, "%s.%d.%s", knownID, knownTime.Unix(), knownBody)
 		want = append(want, "v1,"+base64.StdEncoding.EncodeToString(mac.Sum(nil)))
 		keys = append(keys, mustKey(t, secret))
 	}
