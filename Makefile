@@ -9,6 +9,8 @@ CACHE := $(CURDIR)/.cache
 TOOLS := $(CACHE)/tools/$(shell cksum < tools/go.mod | cut -d' ' -f1)
 CONTROLLER_GEN := $(TOOLS)/controller-gen
 GOLANGCI_LINT := $(TOOLS)/golangci-lint
+CRD_REF_DOCS := $(TOOLS)/crd-ref-docs
+REFERENCE := docs/reference/webhooks.postrider.dev.md
 STACK := $(CACHE)/bin/stack
 
 # Modules below this one that have Go code of ours; they are checked in their own folder.
@@ -55,21 +57,22 @@ format: go $(GOLANGCI_LINT) ## Format all modules
 # generate-into writes all generated files below a folder, $(1). The chart's CRDs and roles are copies of those in config.
 CHART_FILES := charts/postrider/files
 define generate-into
-	mkdir -p $(1)/api/v1alpha1 $(1)/config/crd/bases $(1)/config/rbac $(1)/$(CHART_FILES)/crds $(1)/$(CHART_FILES)/rbac
+	mkdir -p $(1)/api/v1alpha1 $(1)/config/crd/bases $(1)/config/rbac $(1)/docs/reference $(1)/$(CHART_FILES)/crds $(1)/$(CHART_FILES)/rbac
 	$(CONTROLLER_GEN) object paths=./api/v1alpha1 output:object:dir=$(1)/api/v1alpha1
 	$(CONTROLLER_GEN) crd paths=./api/v1alpha1 output:crd:dir=$(1)/config/crd/bases
 	$(CONTROLLER_GEN) rbac:roleName=postrider-controller paths=./controllers output:rbac:dir=$(1)/config/rbac
+	$(CRD_REF_DOCS) --source-path=api --config=docs/reference/config.yaml --renderer=markdown --output-path=$(1)/$(REFERENCE) --log-level=ERROR
 	cp $(1)/config/crd/bases/*.yaml $(1)/$(CHART_FILES)/crds
 	cp $(1)/config/rbac/role.yaml config/rbac/leader_election_role.yaml config/rbac/postrider_*_role.yaml $(1)/$(CHART_FILES)/rbac
 endef
 
 .PHONY: generate
-generate: go $(CONTROLLER_GEN) ## Write the generated files: deep copies, the CRD, the controller's role, the chart's copies of these
+generate: go $(CONTROLLER_GEN) $(CRD_REF_DOCS) ## Write the generated files: deep copies, the CRD and its reference, the controller's role, the chart's copies
 	@$(call generate-into,.)
 
 # Compares with a copy, so that it works in a tree with other changes.
 .PHONY: check-generated
-check-generated: go $(CONTROLLER_GEN) ## Fail if a generated file is not what `make generate` writes
+check-generated: go $(CONTROLLER_GEN) $(CRD_REF_DOCS) ## Fail if a generated file is not what `make generate` writes
 	@rm -rf $(CACHE)/generated
 	@$(call generate-into,$(CACHE)/generated)
 	@set -e; cd $(CACHE)/generated; stale=; \
@@ -129,6 +132,8 @@ $(CACHE)/bin/e2e:
 $(CONTROLLER_GEN):
 	@echo "building controller-gen, once for this checkout (usually under a minute)"
 	@cd tools && CGO_ENABLED=0 timeout 30m go build -o "$@" sigs.k8s.io/controller-tools/cmd/controller-gen
+$(CRD_REF_DOCS):
+	@cd tools && CGO_ENABLED=0 go build -o "$@" github.com/elastic/crd-ref-docs
 $(GOLANGCI_LINT):
 	@echo "building golangci-lint with the Kubernetes API linter, once for this checkout (usually 1 to 2 minutes on 2 cores)"
 	@cd tools && CGO_ENABLED=0 timeout 30m go build -ldflags '-s -w' -o "$@" sigs.k8s.io/kube-api-linter/cmd/golangci-lint-kube-api-linter
