@@ -11,7 +11,7 @@ import (
 	"github.com/postrider/postrider/store"
 )
 
-// Chores are the store's own work. Each of its methods lets one process of all do it at a time.
+// Chores are the store's own work. Each of its methods that changes anything lets one process of all do it at a time.
 type Chores interface {
 	MakeDays(ctx context.Context) (made int, err error)
 	DropDays(ctx context.Context, events, attempts time.Duration) (dropped int, err error)
@@ -63,7 +63,7 @@ func newChores(c Config, d Dependencies, m *metrics) []chore {
 			return s.PurgeDeadLetters(ctx, c.DeadLetterRetention, n)
 		})},
 		{"purge_idempotency", time.Minute, 5 * time.Minute, rounds(s.PurgeIdempotency)},
-		{"purge_pinned", time.Minute, 5 * time.Minute, rounds(s.PurgePinned)},
+		{"purge_pinned", time.Hour, 5 * time.Minute, rounds(s.PurgePinned)},
 		{"purge_endpoints", time.Hour, 5 * time.Minute, rounds(func(ctx context.Context, n int) (int, error) {
 			return s.PurgeEndpoints(ctx, c.EndpointRetention, n)
 		})},

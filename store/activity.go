@@ -103,10 +103,9 @@ func (s *Store) Backlogs(ctx context.Context, endpointIDs []int64) ([]Backlog, e
 }
 
 const queueFigures = `
-SELECT (SELECT count(*) FROM postrider.lane l CROSS JOIN LATERAL (
+SELECT (SELECT count(*) FROM (SELECT FROM (SELECT lane_id FROM postrider.lane WHERE ready_at <= now() ORDER BY ready_at) l CROSS JOIN LATERAL (
             SELECT FROM postrider.delivery d
-            WHERE d.lane_id = l.lane_id AND d.available_at <= now() AND d.claim_token IS NULL LIMIT $1) d
-        WHERE l.ready_at <= now())::int,
+            WHERE d.lane_id = l.lane_id AND d.available_at <= now() AND d.claim_token IS NULL LIMIT $1) d LIMIT $2) AS bounded)::int,
        (SELECT min(first.available_at) FROM (SELECT lane_id FROM postrider.lane WHERE ready_at <= now() ORDER BY ready_at LIMIT 1000) l
         CROSS JOIN LATERAL (
             SELECT available_at FROM postrider.delivery d
@@ -120,14 +119,14 @@ SELECT (SELECT count(*) FROM postrider.lane l CROSS JOIN LATERAL (
             FROM to_char((now() AT TIME ZONE 'UTC')::date + n, 'YYYYMMDD') AS suffix) day)::int,
        now()`
 
-// deadLetterLimit bounds QueueFigures.DeadLetters.
-const deadLetterLimit = 100_000
+// figureLimit bounds QueueFigures.Claimable and DeadLetters: counting must not become a transaction that is felt.
+const figureLimit = 100_000
 
-// QueueFigures measures the queue as a whole. It reads every lane: ask every ten seconds or so, in one process.
+// QueueFigures measures the queue as a whole. It reads every lane once: ask every ten seconds or so.
 func (s *Store) QueueFigures(ctx context.Context) (QueueFigures, error) {
 	var f QueueFigures
 	var oldest *time.Time
-	if err := s.pool.QueryRow(ctx, queueFigures, CountLimit, deadLetterLimit).
+	if err := s.pool.QueryRow(ctx, queueFigures, CountLimit, figureLimit).
 		Scan(&f.Claimable, &oldest, &f.InFlight, &f.OpenCircuits, &f.DeadLetters, &f.DaysAhead, &f.At); err != nil {
 		return QueueFigures{}, fmt.Errorf("measure the queue: %w", err)
 	}

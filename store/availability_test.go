@@ -219,7 +219,7 @@ func TestIsUnavailable(t *testing.T) {
 	t.Parallel()
 	for code, want := range map[string]bool{
 		"08006": true, "53300": true, "57P01": true, "57P03": true, "58030": true, "57014": true, "25006": true, "25P03": true, "28P01": true, "3D000": true,
-		"23505": false, "22021": false, "42P01": false, "40P01": false, "42501": false,
+		"23505": false, "22021": false, "42P01": false, "40P01": true, "40001": true, "42501": false,
 	} {
 		if got := IsUnavailable(fmt.Errorf("claim: %w", &pgconn.PgError{Code: code})); got != want {
 			t.Errorf("%s: got %v, want %v", code, got, want)

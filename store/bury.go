@@ -14,6 +14,10 @@ const (
 	reasonExpired   = "Expired"   // older than maxDuration while the circuit was open
 )
 
+// letsExpire tells of a lane l that its backlog dies of age. A max_duration of 0 means one attempt, which is still due.
+const letsExpire = `l.open_until IS NOT NULL AND l.cancelled_at IS NULL AND l.gone_at IS NULL AND NOT l.paused AND NOT l.blocked
+    AND l.max_duration > '0' AND (l.resumed_at IS NULL OR l.resumed_at <= now() - l.max_duration)`
+
 // Candidates are found without a lock, $1 rows at most; their events are pinned and their endpoints marked before any
 // lane is locked, in the order that completions take them in. Then the lanes, then the rows that are still unclaimed.
 // What is in flight must not take the place of what waits behind it.
@@ -32,9 +36,7 @@ LIMIT $1`
 	// the deadline cannot have been accepted before it, but for retried ones: these are found once their retry is that old too.
 	expiredRows = `
 SELECT d.id, d.lane_id, d.endpoint_id, d.event_id, coalesce(d.ordering_key, '')
-FROM (SELECT lane_id, ordered, max_duration, resumed_at FROM postrider.lane
-      WHERE open_until IS NOT NULL AND cancelled_at IS NULL AND gone_at IS NULL AND NOT paused AND NOT blocked
-        AND (resumed_at IS NULL OR resumed_at <= now() - max_duration)) l
+FROM (SELECT lane_id, ordered, max_duration FROM postrider.lane l WHERE ` + letsExpire + `) l
 CROSS JOIN LATERAL (
     (SELECT id, lane_id, endpoint_id, event_id, ordering_key FROM postrider.delivery
      WHERE lane_id = l.lane_id AND claim_token IS NULL AND accepted_at <= now() - l.max_duration
@@ -53,16 +55,28 @@ INSERT INTO postrider.endpoint_status (endpoint_id)
 SELECT DISTINCT e FROM unnest($1::bigint[]) AS t(e) ORDER BY e
 ON CONFLICT (endpoint_id) DO UPDATE SET updated_at = now()`
 
-// $1 id[], $2 reason. Only under the lanes' locks: an unclaimed row is theirs. What was claimed meanwhile is left.
-const buryUnclaimed = `
+// Only under the lanes' locks: an unclaimed row is theirs. What was claimed meanwhile is left, and of what was about to
+// expire all whose lane was paused, changed or closed its circuit meanwhile. Cancelling is for ever.
+const (
+	buryCancelled = deleteUnclaimed + buryRemoved
+	buryExpired   = deleteUnclaimed + `AND (SELECT ` + letsExpire + ` AND d.accepted_at <= now() - l.max_duration
+        FROM postrider.lane l WHERE l.lane_id = d.lane_id)` + buryRemoved
+)
+
+// $1 id[], $2 reason.
+const (
+	deleteUnclaimed = `
 WITH removed AS (
-    DELETE FROM postrider.delivery WHERE id = ANY($1::bigint[]) AND claim_token IS NULL
+    DELETE FROM postrider.delivery d WHERE id = ANY($1::bigint[]) AND claim_token IS NULL
+    `
+	buryRemoved = `
     RETURNING endpoint_id, event_id, replay_no, attempt, accepted_at
 ), buried AS (
     INSERT INTO postrider.dead_letter (endpoint_id, event_id, replay_no, reason, attempts, accepted_at)
     SELECT endpoint_id, event_id, replay_no, $2, attempt, accepted_at FROM removed
 )
 SELECT count(*)::int FROM removed`
+)
 
 // A cancelled lane stays for as long as an accept that saw it alive may run, and then some.
 const removeLanes = `
@@ -74,7 +88,7 @@ DELETE FROM postrider.lane WHERE lane_id = ANY(ARRAY(
 // BuryCancelled turns what waits in cancelled lanes into dead letters, n at most. Claimed rows end with their claim.
 func (s *Store) BuryCancelled(ctx context.Context, n int) (buried int, err error) {
 	err = s.asChore(ctx, choreCancel, func(tx pgx.Tx) error {
-		if buried, err = bury(ctx, tx, cancelledRows, n, reasonCancelled); err != nil || buried > 0 {
+		if buried, err = bury(ctx, tx, cancelledRows, buryCancelled, n, reasonCancelled); err != nil || buried > 0 {
 			return err
 		}
 		_, err := tx.Exec(ctx, removeLanes)
@@ -89,7 +103,7 @@ func (s *Store) BuryCancelled(ctx context.Context, n int) (buried int, err error
 // ExpireBacklogs turns what outlived its maxDuration behind an open circuit into dead letters, n at most.
 func (s *Store) ExpireBacklogs(ctx context.Context, n int) (buried int, err error) {
 	err = s.asChore(ctx, choreExpire, func(tx pgx.Tx) error {
-		buried, err = bury(ctx, tx, expiredRows, n, reasonExpired)
+		buried, err = bury(ctx, tx, expiredRows, buryExpired, n, reasonExpired)
 		return err
 	})
 	if err != nil {
@@ -98,7 +112,7 @@ func (s *Store) ExpireBacklogs(ctx context.Context, n int) (buried int, err erro
 	return buried, nil
 }
 
-func bury(ctx context.Context, tx pgx.Tx, candidates string, n int, reason string) (buried int, err error) {
+func bury(ctx context.Context, tx pgx.Tx, candidates, statement string, n int, reason string) (buried int, err error) {
 	rows, err := tx.Query(ctx, candidates, n)
 	if err != nil {
 		return 0, err
@@ -123,7 +137,7 @@ func bury(ctx context.Context, tx pgx.Tx, candidates string, n int, reason strin
 	b.Queue(markStatus, endpoints)
 	b.Queue(lockLanes, lanes)
 	b.Queue(reap, lanes)
-	b.Queue(buryUnclaimed, ids, reason).QueryRow(func(row pgx.Row) error { return row.Scan(&buried) })
+	b.Queue(statement, ids, reason).QueryRow(func(row pgx.Row) error { return row.Scan(&buried) })
 	if len(keyed.key) > 0 {
 		b.Queue(promoteKeys, keyed.lane, keyed.key)
 		b.Queue(touchLanes, keyed.lane)

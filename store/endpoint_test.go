@@ -268,6 +268,12 @@ func TestADatabaseHasOneOwner(t *testing.T) {
 	f.post("", 1, e)
 	adopt := got.change(1)
 	adopt.UID, adopt.NamespaceUID = "uid-new", "ns-new"
+	if got, err := f.ApplyEndpoint(t.Context(), adopt); !errors.Is(err, ErrConflict) {
+		t.Errorf("before the new uid of the namespace is told: got %+v, %v; want ErrConflict", got, err)
+	}
+	if err := f.RecordNamespace(t.Context(), "billing", "ns-new"); err != nil {
+		t.Fatal(err)
+	}
 	adopted, err := f.ApplyEndpoint(t.Context(), adopt)
 	if err != nil || adopted.Adoptable || adopted.ID != e.ID || adopted.LaneID != e.LaneID || adopted.NamespaceUID != "ns-new" {
 		t.Errorf("got %+v, %v", adopted, err)

@@ -69,7 +69,7 @@ ON CONFLICT (namespace) DO UPDATE SET version = v.version + 1, uid = excluded.ui
 
 // ApplyEndpoint writes a row, its lane and, where matching is concerned, the namespace's version in one transaction.
 //
-// ErrConflict: the row is not at c.IfVersion; read it and decide again. ErrStale: the row holds a newer generation of
+// ErrConflict: the row is not at c.IfVersion, or the namespace has another uid; read again and decide anew. ErrStale: the row holds a newer generation of
 // the same object; nothing is to be done.
 func (s *Store) ApplyEndpoint(ctx context.Context, c EndpointChange) (Endpoint, error) {
 	var applied Endpoint
@@ -118,8 +118,17 @@ func createEndpoint(ctx context.Context, tx pgx.Tx, c EndpointChange) (Endpoint,
 			return Endpoint{}, err
 		}
 	}
-	_, err = tx.Exec(ctx, raiseNamespace, c.Namespace, c.NamespaceUID)
-	return e, err
+	return e, raise(ctx, tx, c)
+}
+
+// raise raises the namespace's version. It does not change its uid, which is RecordNamespace's to do: a writer that still
+// believes in an earlier namespace of the same name must not bring it back.
+func raise(ctx context.Context, tx pgx.Tx, c EndpointChange) error {
+	tag, err := tx.Exec(ctx, raiseNamespace+` WHERE v.uid = excluded.uid`, c.Namespace, c.NamespaceUID)
+	if err == nil && tag.RowsAffected() == 0 {
+		return ErrConflict
+	}
+	return err
 }
 
 func changeEndpoint(ctx context.Context, tx pgx.Tx, old Endpoint, c EndpointChange) (Endpoint, error) {
@@ -152,7 +161,7 @@ func changeEndpoint(ctx context.Context, tx pgx.Tx, old Endpoint, c EndpointChan
 	}
 	if e.LaneID != old.LaneID || e.Spec.Ordered != old.Spec.Ordered || e.NamespaceUID != old.NamespaceUID ||
 		!slices.Equal(e.Spec.EventTypes, old.Spec.EventTypes) {
-		_, err = tx.Exec(ctx, raiseNamespace, c.Namespace, c.NamespaceUID)
+		err = raise(ctx, tx, c)
 	}
 	return e, err
 }

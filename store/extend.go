@@ -33,13 +33,10 @@ func (s *Store) Extend(ctx context.Context, leases []Lease, lease time.Duration)
 	if len(leases) == 0 {
 		return extended, time.Time{}, nil
 	}
-	var ids, probeLanes []int64
-	var tokens, probeTokens []uuid.UUID
+	var ids []int64
+	var tokens []uuid.UUID
 	for _, l := range leases {
 		ids, tokens = append(ids, l.DeliveryID), append(tokens, l.Token)
-		if l.Probe {
-			probeLanes, probeTokens = append(probeLanes, l.LaneID), append(probeTokens, l.Token)
-		}
 	}
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
@@ -59,13 +56,27 @@ func (s *Store) Extend(ctx context.Context, leases []Lease, lease time.Duration)
 		}
 		return rows.Err()
 	})
-	if len(probeLanes) > 0 {
-		b.Queue(lockLanes, probeLanes)
-		b.Queue(extendProbes, probeLanes, probeTokens, lease)
+	if err = send(ctx, conn, b); err != nil {
+		return nil, time.Time{}, fmt.Errorf("extend leases: %w", err)
+	}
+	b = &pgx.Batch{}
+	if lanes, tokens := extendedProbes(leases, extended); len(lanes) > 0 {
+		b.Queue(lockLanes, lanes)
+		b.Queue(extendProbes, lanes, tokens, lease)
 	}
 	b.Queue("commit")
 	if err = send(ctx, conn, b); err != nil {
 		return nil, time.Time{}, fmt.Errorf("extend leases: %w", err)
 	}
 	return extended, at, nil
+}
+
+// extendedProbes leaves out the probes that are lost: their lanes must not be kept from the next one.
+func extendedProbes(leases []Lease, extended map[int64]bool) (lanes []int64, tokens []uuid.UUID) {
+	for _, l := range leases {
+		if l.Probe && extended[l.DeliveryID] {
+			lanes, tokens = append(lanes, l.LaneID), append(tokens, l.Token)
+		}
+	}
+	return lanes, tokens
 }

@@ -43,7 +43,7 @@ type Backlog struct {
 // QueueFigures describe the whole queue, for metrics.
 type QueueFigures struct {
 	At           time.Time // the database's clock
-	Claimable    int       // deliveries due now in lanes that a claim may take from, to CountLimit a lane
+	Claimable    int       // deliveries due now in lanes that a claim may take from, to CountLimit a lane and 100,000 in all
 	OldestDue    time.Time // since when the longest-waiting claimable delivery is due; zero: nothing is
 	InFlight     int
 	OpenCircuits int

@@ -216,7 +216,7 @@ func TestTheSweepWalksAllKeysInBoundedSteps(t *testing.T) {
 	f := newFixture(t)
 	e := f.endpoint("a", ordered)
 	event := f.post("", 1)[0]
-	const keys = 2*sweepKeys + 500
+	const keys = 2*sweepKeys + sweepKeys/2
 	f.exec(`INSERT INTO postrider.delivery (lane_id, endpoint_id, event_id, available_at, ordering_key)
 		SELECT $1, $2, $3, 'infinity', 'k' || n % $4 FROM generate_series(1, 2 * $4) n`, e.LaneID, e.ID, event, keys)
 	for round := range 3 {

@@ -37,7 +37,8 @@ var hotStatements = []struct{ name, sql, index string }{
 	{"parkKeys", parkKeys, "delivery_key"},
 	{"parkedLanes", parkedLanes, "delivery_due"},
 	{"unparkRows", unparkRows, "delivery_due"},
-	{"buryUnclaimed", buryUnclaimed, "delivery_pkey"},
+	{"buryCancelled", buryCancelled, "delivery_pkey"},
+	{"buryExpired", buryExpired, "delivery_pkey"},
 }
 
 // One dead endpoint with 1,000,000 deliveries due before anything else, beside 100 healthy ones with 10 each. The healthy

@@ -135,11 +135,13 @@ func IsUnavailable(err error) bool {
 	if errors.As(err, &pg) {
 		switch {
 		case strings.HasPrefix(pg.Code, "08"), // connection exception
-			strings.HasPrefix(pg.Code, "53"),                           // insufficient resources
-			strings.HasPrefix(pg.Code, "57P"),                          // shutdown, crash, cannot connect now
-			strings.HasPrefix(pg.Code, "58"),                           // system error
-			pg.Code == "57014",                                         // query cancelled, by a timeout
-			pg.Code == "25006",                                         // read-only: a standby, during a failover
+			strings.HasPrefix(pg.Code, "53"),       // insufficient resources
+			strings.HasPrefix(pg.Code, "57P"),      // shutdown, crash, cannot connect now
+			strings.HasPrefix(pg.Code, "58"),       // system error
+			pg.Code == "57014",                     // query cancelled, by a timeout
+			pg.Code == "25006",                     // read-only: a standby, during a failover
+			pg.Code == "40001", pg.Code == "40P01", // serialisation failure, deadlock: tried again, it goes
+			pg.Code == "23514" && pg.ConstraintName == "",              // the day's partition is missing, until a chore has made it
 			pg.Code == "25P03",                                         // idle in transaction timeout
 			pg.Code == "28P01", pg.Code == "28000", pg.Code == "3D000": // credentials or database not there (yet)
 			return true

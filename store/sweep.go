@@ -106,7 +106,7 @@ WHERE id = ANY(ARRAY(
 
 // Bounds of one sweep's work.
 const (
-	sweepKeys = 1_000 // keys walked of a lane
+	sweepKeys = 100   // keys walked of a lane; the next sweep goes on from there
 	sweepRows = 5_000 // rows parked or unparked
 )
 
