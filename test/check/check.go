@@ -17,7 +17,8 @@ type Options struct {
 	// Recording is how long after an answer the sender may take to record it. A disruption later than that does not explain
 	// that a delivery was repeated. Zero means two seconds.
 	Recording time.Duration
-	// Recovery is how long a post may go on failing before it is accepted. Zero: no bound.
+	// Recovery is how long a post may go on failing before it is accepted, counted from the end of the disruptions in which
+	// its first try failed. Zero: no bound.
 	Recovery time.Duration
 }
 
@@ -334,7 +335,13 @@ func (c *checker) recovered(p *post) {
 	if p.failing.IsZero() {
 		return
 	}
-	took := p.accepted.At.Sub(p.failing)
+	since := p.failing
+	for _, d := range c.disruptions {
+		if !d.At.After(p.failing) && d.Until.After(since) {
+			since = d.Until
+		}
+	}
+	took := max(0, p.accepted.At.Sub(since))
 	c.report.Recovered++
 	c.report.LongestRecovery = max(c.report.LongestRecovery, took)
 	if c.options.Recovery > 0 && took > c.options.Recovery {

@@ -182,6 +182,12 @@ func TestEachViolationIsFound(t *testing.T) {
 			options: Options{Recovery: 10 * second},
 			want:    map[Violation]int{Slow: 2},
 		},
+		"a post that fails for too long after an outage is slow": {
+			story: newStory().tell(Fact{Kind: Disrupted}).change(func(f *Fact) { f.Until = f.At.Add(30 * second) }).
+				send("a", "", 0).tell(Fact{Kind: Failed, Post: "a"}).later(40*second).accept("a", "x").deliver("a", "x"),
+			options: Options{Recovery: 10 * second},
+			want:    map[Violation]int{Slow: 1},
+		},
 		"a run without acknowledged deliveries shows nothing": {
 			story: newStory().post("a", "", 0),
 			want:  map[Violation]int{Empty: 1},
@@ -275,6 +281,12 @@ func TestWhatIsAllowedIsNoViolation(t *testing.T) {
 			shows: func(r Report) bool {
 				return r.Recovered == 1 && r.LongestRecovery == 2*second && r.Answers["none"] == 1 && r.Answers["503"] == 1
 			},
+		},
+		"the time of an outage is not that of the recovery": {
+			story: newStory().tell(Fact{Kind: Disrupted}).change(func(f *Fact) { f.Until = f.At.Add(30 * second) }).
+				send("a", "", 0).tell(Fact{Kind: Failed, Post: "a"}).later(30*second).accept("a", "x").deliver("a", "x"),
+			options: Options{Recovery: 10 * second},
+			shows:   func(r Report) bool { return r.Recovered == 1 && r.LongestRecovery == 3*second },
 		},
 		"concurrency and rate are those of the worst moment": {
 			story: newStory().post("a", "", 0, "x").post("b", "", 0, "x").arrive("a", "x").arrive("b", "x").answer(204, 1).answer(204, 2),

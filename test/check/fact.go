@@ -60,6 +60,8 @@ type Fact struct {
 	Call     string `json:"call,omitempty"`
 	Endpoint string `json:"endpoint,omitempty"`
 	Attempt  int    `json:"attempt,omitempty"`
+	// Keys are the numbers, from 1, of those of the receiver's keys for the endpoint that verify the request.
+	Keys []int `json:"keys,omitempty"`
 	// Unheard says that the sender did not get this answer: it had gone away, or the connection is cut on purpose.
 	Unheard bool `json:"unheard,omitempty"`
 

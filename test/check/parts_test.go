@@ -7,6 +7,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -171,6 +172,30 @@ func TestAReceiverRefusesWhatDoesNotVerifyAndRecordsIt(t *testing.T) {
 	}
 	// What cannot be recorded must be sent again.
 	ask(t, http.MethodPost, server.URL+"/a/b", `{"post": "p"}`, http.StatusInternalServerError)
+}
+
+func TestAReceiverRecordsWhichKeysVerifyARequest(t *testing.T) {
+	t.Parallel()
+	first, second := keyOf(t, secret), keyOf(t, another)
+	r := NewReceiver(ReceiverOptions{Keys: map[string][]signature.Key{"": {first, second}}})
+	for name, test := range map[string]struct{ signing, want []int }{
+		"the first":  {[]int{1}, []int{1}},
+		"the second": {[]int{2}, []int{2}},
+		"both":       {[]int{2, 1}, []int{1, 2}},
+	} {
+		request := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/a", nil)
+		var keys []signature.Key
+		for _, number := range test.signing {
+			keys = append(keys, []signature.Key{first, second}[number-1])
+		}
+		now := time.Now()
+		request.Header.Set(signature.HeaderID, "e")
+		request.Header.Set(signature.HeaderTimestamp, signature.Timestamp(now))
+		request.Header.Set(signature.HeaderSignature, signature.Sign("e", now, []byte("{}"), keys...))
+		if got := r.read(request, []byte("{}")).Keys; !slices.Equal(got, test.want) {
+			t.Errorf("signed by %s: got %v, want %v", name, got, test.want)
+		}
+	}
 }
 
 func ask(t *testing.T, method, url, body string, want int) string {

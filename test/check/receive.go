@@ -140,6 +140,12 @@ func (r *Receiver) read(request *http.Request, body []byte) Fact {
 	if err := verifier.Verify(request.Header, body); err != nil {
 		errs = append(errs, err)
 	}
+	for i := range keys {
+		alone := signature.Verifier{Keys: keys[i : i+1]}
+		if alone.Verify(request.Header, body) == nil {
+			f.Keys = append(f.Keys, i+1)
+		}
+	}
 	var p payload
 	if err := json.Unmarshal(body, &p); err == nil { // else nobody of ours posted it: it is foreign
 		f.Post, f.Key, f.Number = p.Post, p.Key, p.Number
