@@ -117,14 +117,14 @@ func TestNoSecretIsWrittenAnywhere(t *testing.T) {
 	in.await("and it is delivered", func(context.Context) bool { return in.received.Load() >= want })
 
 	logs, shown, rows := in.everything()
-	everywhere := []secret{
-		newSecret("first key", first), newSecret("second key", second), newSecret("prefixed key", prefixed),
-		newSecret("broken key", broken), newSecret("short key", short), newSecret("header value", strings.TrimPrefix(header, "Basic ")),
-		newSecret("producer's token", in.token), newSecret("garbage token", garbage),
-		newSecret("encryption key", strings.TrimPrefix(in.keyring, "local:")), newSecret("database password", password(t, in.database)),
+	everywhere := []Secret{
+		NewSecret("first key", first), NewSecret("second key", second), NewSecret("prefixed key", prefixed),
+		NewSecret("broken key", broken), NewSecret("short key", short), NewSecret("header value", strings.TrimPrefix(header, "Basic ")),
+		NewSecret("producer's token", in.token), NewSecret("garbage token", garbage),
+		NewSecret("encryption key", strings.TrimPrefix(in.keyring, "local:")), NewSecret("database password", password(t, in.database)),
 	}
 	// The URL and the event are what the database is for.
-	outside := []secret{newSecret("query of the URL", query), newSecret("body", bodyValue)}
+	outside := []Secret{NewSecret("query of the URL", query), NewSecret("body", bodyValue)}
 	for _, places := range []map[string]string{logs, shown, answers} {
 		search(t, places, append(everywhere, outside...))
 	}
@@ -132,8 +132,8 @@ func TestNoSecretIsWrittenAnywhere(t *testing.T) {
 
 	// The search itself finds what is there.
 	for _, s := range outside {
-		if _, found := s.foundIn(strings.Join(values(rows), "\n")); !found {
-			t.Errorf("the %s is not found in the database, where it must be: the search is blind", s.name)
+		if _, found := s.FoundIn(strings.Join(values(rows), "\n")); !found {
+			t.Errorf("the %s is not found in the database, where it must be: the search is blind", s.Name)
 		}
 	}
 	for place, text := range logs {
@@ -143,11 +143,11 @@ func TestNoSecretIsWrittenAnywhere(t *testing.T) {
 	}
 }
 
-func search(t *testing.T, places map[string]string, secrets []secret) {
+func search(t *testing.T, places map[string]string, secrets []Secret) {
 	t.Helper()
 	for place, text := range places {
 		for _, s := range secrets {
-			if around, found := s.foundIn(text); found {
+			if around, found := s.FoundIn(text); found {
 				t.Errorf("%s: %s", place, around)
 			}
 		}
