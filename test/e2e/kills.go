@@ -1,24 +1,22 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/postrider/postrider/test/check"
-	"github.com/postrider/postrider/test/localstack"
 )
 
 var parts = []string{"controller", "dispatcher", "ingest"}
 
 // deletePods deletes a pod of each part under load. They are told to stop, so nothing is repeated.
 func deletePods(ctx context.Context, w *world) error {
-	return w.underLoad(ctx, "deleting", func(ctx context.Context) error {
+	return w.underLoad(ctx, "deleting", 40*time.Second, func(ctx context.Context) error {
 		for _, part := range parts {
 			pods, err := w.client.CoreV1().Pods(system).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=" + part})
 			if err != nil {
@@ -40,7 +38,7 @@ func deletePods(ctx context.Context, w *world) error {
 
 // killParts kills a process of each part under load, as a crash would.
 func killParts(ctx context.Context, w *world) error {
-	return w.underLoad(ctx, "killing", func(ctx context.Context) error {
+	return w.underLoad(ctx, "killing", 40*time.Second, func(ctx context.Context) error {
 		for _, part := range parts {
 			// Within the node: it sees no other processes than its own.
 			kill, err := w.cluster.Command(ctx, "/usr/bin/pkill", "-KILL", "--newest", "--full", "^/?postrider "+part)
@@ -74,6 +72,68 @@ func killParts(ctx context.Context, w *world) error {
 	})
 }
 
+// loseDatabase deletes the pod of Postgres under load. Its volume stays. Nobody else has to be started again.
+func loseDatabase(ctx context.Context, w *world) error {
+	return w.underLoad(ctx, "losing", 25*time.Second, func(ctx context.Context) error {
+		before, err := w.allRestarts(ctx)
+		if err != nil {
+			return err
+		}
+		pod, err := w.client.CoreV1().Pods(system).Get(ctx, postgresPod, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		outage := check.Fact{Kind: check.Disrupted, At: time.Now(), Problem: "the pod of Postgres is deleted"}
+		if err := w.client.CoreV1().Pods(system).Delete(ctx, postgresPod, metav1.DeleteOptions{}); err != nil {
+			return err
+		}
+		if err := w.cluster.Await(ctx, patience, "another pod of Postgres is ready", func(ctx context.Context) error {
+			now, err := w.client.CoreV1().Pods(system).Get(ctx, postgresPod, metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			if now.UID == pod.UID || !podReady(now) {
+				return errors.New("not yet")
+			}
+			return nil
+		}); err != nil {
+			return err
+		}
+		outage.Until = time.Now()
+		if err := w.disruptions.Write(outage); err != nil {
+			return err
+		}
+		say("Postgres was away for %s", outage.Until.Sub(outage.At).Round(100*time.Millisecond))
+		if after, err := w.allRestarts(ctx); err != nil || after > before { // fewer: a pod that was scaled away is gone by now
+			return errors.Join(err, fmt.Errorf("%d containers were started again because Postgres was away", after-before))
+		}
+		return nil
+	})
+}
+
+const postgresPod = release + "-postgres-0"
+
+func podReady(pod *corev1.Pod) bool {
+	for _, c := range pod.Status.Conditions {
+		if c.Type == corev1.PodReady {
+			return c.Status == corev1.ConditionTrue
+		}
+	}
+	return false
+}
+
+func (w *world) allRestarts(ctx context.Context) (int32, error) {
+	var n int32
+	for _, part := range parts {
+		more, err := w.restarts(ctx, part)
+		if err != nil {
+			return 0, err
+		}
+		n += more
+	}
+	return n, nil
+}
+
 func (w *world) restarts(ctx context.Context, part string) (int32, error) {
 	pods, err := w.client.CoreV1().Pods(system).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=" + part})
 	if err != nil {
@@ -87,34 +147,3 @@ func (w *world) restarts(ctx context.Context, part string) (int32, error) {
 	}
 	return n, nil
 }
-
-// underLoad disturbs while an application posts, and then checks everything that was posted and that arrived so far.
-func (w *world) underLoad(ctx context.Context, name string, disturb func(context.Context) error) error {
-	objects, err := localstack.ReadManifests(func(text []byte) []byte {
-		text = bytes.ReplaceAll(text, []byte("name: application"), []byte("name: "+name))
-		text = bytes.ReplaceAll(text, []byte("-count=100"), []byte("-for="+loadTime.String()))
-		return bytes.ReplaceAll(text, []byte("-rate=10"), []byte("-rate=16"))
-	}, filepath.Join(w.top, "test/e2e/manifests/application.yaml"))
-	if err != nil {
-		return err
-	}
-	if _, err := localstack.Apply(ctx, w.cluster.Config(), "e2e", objects...); err != nil {
-		return err
-	}
-	w.loads = append(w.loads, name)
-	if err := w.cluster.Await(ctx, patience, "the application posts", func(ctx context.Context) error {
-		text, err := w.fetch(ctx, samples, name, "9090", "/journal")
-		if err == nil && !bytes.Contains(text, []byte(check.Accepted)) {
-			err = errors.New("nothing is accepted yet")
-		}
-		return err
-	}); err != nil {
-		return err
-	}
-	if err := disturb(ctx); err != nil {
-		return err
-	}
-	return w.settle(ctx, name)
-}
-
-const loadTime = 40 * time.Second

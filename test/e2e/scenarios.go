@@ -20,7 +20,6 @@ import (
 
 	"github.com/postrider/postrider/api/v1alpha1"
 	"github.com/postrider/postrider/test/check"
-	"github.com/postrider/postrider/test/cluster"
 )
 
 const (
@@ -45,6 +44,12 @@ var scenarios = []scenario{
 	{"an application posts with its projected token, subscribers get everything in order", mainJob},
 	{"a pod of each part is deleted under load: nothing lost, nothing repeated, order held", deletePods},
 	{"a process of each part is killed under load: nothing lost, order held", killParts},
+	{"a signing key is changed under load: requests carry signatures by both, nothing lost", rotateKey},
+	{"dispatchers are scaled from 1 to 4 and back under load: nothing lost, nothing repeated, order held", scaleDispatchers},
+	{"the pod of Postgres is deleted under load: 503 or broken connections, then nothing lost", loseDatabase},
+	{"the database and all logs hold no key and no token, and dispatchers have none of the API", keepSecrets},
+	{"a second release has namespaces and a database of its own; one on the first's database is refused", installOthers},
+	{"uninstalled, the release leaves what NOTES lists; installed again, it finds its data", reinstall},
 }
 
 // install installs the chart, and has `helm test` deliver an event.
@@ -56,13 +61,11 @@ func install(ctx context.Context, w *world) error {
 		return err
 	}
 	began := time.Now()
-	if _, err := w.helm(ctx, "install", release, "charts/postrider", "--namespace", system, "--values", "test/e2e/manifests/values.yaml",
-		"--set", "image.tag="+imageTag, "--set", "postgres.embedded.image.repository="+cluster.PostgresRepository,
-		"--set", "postgres.embedded.image.tag="+cluster.PostgresTag, "--wait", "--timeout", "4m"); err != nil {
+	if err := w.chart(ctx, "install", release, system, "--wait"); err != nil {
 		return err
 	}
 	say("installed and ready after %s", time.Since(began).Round(100*time.Millisecond))
-	if _, err := w.helm(ctx, "test", release, "--namespace", system, "--timeout", "2m"); err != nil {
+	if err := w.selftest(ctx, release, system); err != nil {
 		return err
 	}
 	took := time.Since(began)

@@ -41,6 +41,7 @@ type world struct {
 	client   kubernetes.Interface
 
 	loads       []string       // pods that post and keep a journal
+	retired     []string       // signing keys that were replaced
 	disruptions *check.Journal // what we did to the installation
 }
 
