@@ -109,7 +109,7 @@ func Wait(ctx context.Context, dsn string, interval time.Duration, waiting func(
 	}
 	defer func() { _ = db.Close() }()
 	for {
-		err := Check(ctx, db)
+		err := checkOnce(ctx, db)
 		switch {
 		case err == nil || errors.Is(err, ErrIncompatible) || errors.Is(err, ErrEdited):
 			return err
@@ -125,6 +125,13 @@ func Wait(ctx context.Context, dsn string, interval time.Duration, waiting func(
 		case <-time.After(interval):
 		}
 	}
+}
+
+// checkOnce is Check with a deadline: a connection that leads nowhere must not stop the waiting.
+func checkOnce(ctx context.Context, db *sql.DB) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	return Check(ctx, db)
 }
 
 // Querier is what Check needs of a *sql.DB.

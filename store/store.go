@@ -141,12 +141,11 @@ func IsUnavailable(err error) bool {
 			pg.Code == "57014",                     // query cancelled, by a timeout
 			pg.Code == "25006",                     // read-only: a standby, during a failover
 			pg.Code == "40001", pg.Code == "40P01", // serialisation failure, deadlock: tried again, it goes
-			pg.Code == "23514" && pg.ConstraintName == "",              // the day's partition is missing, until a chore has made it
 			pg.Code == "25P03",                                         // idle in transaction timeout
 			pg.Code == "28P01", pg.Code == "28000", pg.Code == "3D000": // credentials or database not there (yet)
 			return true
 		}
-		return false
+		return missingPartition(pg) // until a chore has made it
 	}
 	var connect *pgconn.ConnectError
 	var network net.Error
@@ -166,8 +165,10 @@ func brokenConnection(err error) bool {
 func badRow(err error) bool {
 	var pg *pgconn.PgError
 	return errors.As(err, &pg) && (strings.HasPrefix(pg.Code, "22") || strings.HasPrefix(pg.Code, "23")) &&
-		(pg.Code != "23514" || pg.ConstraintName != "")
+		!missingPartition(pg)
 }
+
+func missingPartition(pg *pgconn.PgError) bool { return pg.Code == "23514" && pg.ConstraintName == "" }
 
 // isUnique tells that a unique index refused a row.
 func isUnique(err error) bool {

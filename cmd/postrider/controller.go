@@ -76,7 +76,7 @@ func controllerCommand() *cobra.Command {
 }
 
 func (k *controlling) part(db *database, ring *keys, to *reach, kube *cluster) part {
-	return func(ctx context.Context, log *slog.Logger, _ prometheus.Registerer) (runner, func(), error) {
+	return func(ctx context.Context, log *slog.Logger, metrics prometheus.Registerer) (runner, func(), error) {
 		keyring, err := ring.open()
 		if err != nil {
 			return nil, nil, err
@@ -93,6 +93,7 @@ func (k *controlling) part(db *database, ring *keys, to *reach, kube *cluster) p
 		if err != nil {
 			return nil, nil, err
 		}
+		metrics.MustRegister(newPoolMetrics(s, "controller"))
 		controllers.RedirectLogs(log.Handler())
 		c := k.config
 		c.Logger = log

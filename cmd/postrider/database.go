@@ -13,6 +13,9 @@ import (
 	"github.com/postrider/postrider/store"
 )
 
+// startPatience bounds each question to the database at the start.
+const startPatience = 10 * time.Second
+
 // database says where Postgres is.
 type database struct {
 	url       string
@@ -70,7 +73,7 @@ func (d *database) owned(ctx context.Context, log *slog.Logger, part string, in 
 		return nil, err
 	}
 	for {
-		err := s.Own(ctx, store.Installation{Namespace: in.namespace, Release: in.release}, false)
+		err := own(ctx, s, in)
 		if err == nil {
 			return s, nil
 		}
@@ -86,6 +89,13 @@ func (d *database) owned(ctx context.Context, log *slog.Logger, part string, in 
 		case <-time.After(time.Second):
 		}
 	}
+}
+
+// own asks once. It has a deadline: a connection that leads nowhere must not hang the start.
+func own(ctx context.Context, s *store.Store, in installation) error {
+	ctx, cancel := context.WithTimeout(ctx, startPatience)
+	defer cancel()
+	return s.Own(ctx, store.Installation{Namespace: in.namespace, Release: in.release}, false)
 }
 
 // installation names this release of Postrider: one owns a database.

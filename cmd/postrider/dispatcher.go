@@ -9,7 +9,10 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/postrider/postrider/controllers"
 	"github.com/postrider/postrider/dispatcher"
+	"github.com/postrider/postrider/keyring"
+	"github.com/postrider/postrider/store"
 )
 
 // dispatching configures the dispatcher.
@@ -74,9 +77,20 @@ func dispatcherCommand() *cobra.Command {
 	}, &db, &in, &log, &watch, &ring, &to, &lim, &d)
 }
 
+// checkKeyring refuses a keyring that lacks a key which the database needs. A database that is away is no reason to refuse.
+func checkKeyring(ctx context.Context, s *store.Store, ring *keyring.Keyring) error {
+	ctx, cancel := context.WithTimeout(ctx, startPatience)
+	defer cancel()
+	err := controllers.CheckKeyring(ctx, s, ring)
+	if store.IsUnavailable(err) {
+		return nil
+	}
+	return err
+}
+
 func (d *dispatching) part(db *database, in installation, ring *keys, to *reach) part {
 	return func(ctx context.Context, log *slog.Logger, metrics prometheus.Registerer) (runner, func(), error) {
-		keyring, err := ring.open()
+		opened, err := ring.open()
 		if err != nil {
 			return nil, nil, err
 		}
@@ -88,7 +102,13 @@ func (d *dispatching) part(db *database, in installation, ring *keys, to *reach)
 		if err != nil {
 			return nil, nil, err
 		}
-		p, err := dispatcher.New(d.config, dispatcher.Dependencies{Store: s, Keyring: keyring, Policy: policy, Logger: log, Metrics: metrics}) //nolint:contextcheck // its requests end by Run's context, not by this one
+		metrics.MustRegister(newPoolMetrics(s, "dispatcher"))
+		// Better no dispatcher than one that cannot sign, or one with the keyring of another installation.
+		if err := checkKeyring(ctx, s, opened); err != nil {
+			s.Close()
+			return nil, nil, err
+		}
+		p, err := dispatcher.New(d.config, dispatcher.Dependencies{Store: s, Keyring: opened, Policy: policy, Logger: log, Metrics: metrics}) //nolint:contextcheck // its requests end by Run's context, not by this one
 		if err != nil {
 			s.Close()
 			return nil, nil, err

@@ -74,6 +74,7 @@ func (a *accepting) part(db *database, in installation, kube *cluster) part {
 		if err != nil {
 			return nil, nil, err
 		}
+		metrics.MustRegister(newPoolMetrics(s, "ingest"))
 		server, err := ingest.New(a.config, ingest.Parts{Store: s, Kubernetes: config, Log: log, Metrics: metrics})
 		if err != nil {
 			s.Close()
