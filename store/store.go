@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -36,6 +37,8 @@ type Options struct {
 	MaxConns int32
 	// Application is the application_name in pg_stat_activity. Empty: "postrider".
 	Application string
+
+	lookUp pgconn.LookupFunc // resolves the database's host, in a test. Nil: the machine's resolver
 }
 
 // Store runs the statements on a pool of connections. It is safe for concurrent use.
@@ -61,14 +64,14 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	config.MaxConnLifetime = 30 * time.Minute
 	config.MaxConnLifetimeJitter = 5 * time.Minute
 	config.HealthCheckPeriod = 15 * time.Second
-	tune(config.ConnConfig, o.Application)
+	tune(config.ConnConfig, o)
 
 	direct := config.ConnConfig.Copy()
 	if o.DirectDSN != "" {
 		if direct, err = pgx.ParseConfig(o.DirectDSN); err != nil {
 			return nil, fmt.Errorf("direct database DSN: %w", withoutDSN(err))
 		}
-		tune(direct, o.Application)
+		tune(direct, o)
 	}
 	pool, err := pgxpool.NewWithConfig(ctx, config)
 	if err != nil {
@@ -78,9 +81,10 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 }
 
 // tune sets what each connection needs.
-func tune(c *pgx.ConnConfig, application string) {
-	if application == "" {
-		application = "postrider"
+func tune(c *pgx.ConnConfig, o Options) {
+	application := cmp.Or(o.Application, "postrider")
+	if o.lookUp != nil {
+		c.LookupFunc = o.lookUp
 	}
 	c.ConnectTimeout = 5 * time.Second
 	p := c.RuntimeParams
