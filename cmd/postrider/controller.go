@@ -2,10 +2,8 @@ package main
 
 import (
 	"context"
-	"log/slog"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
@@ -16,8 +14,19 @@ import (
 // controlling configures the controllers.
 type controlling struct {
 	config controllers.Config
-	in     *installation
-	limits *limits
+	site   *site
+}
+
+func controllerCommand() *cobra.Command {
+	var s site
+	return partsCommand("controller", "Reconcile endpoints into the database, and write their status", &s, controllerRegistry,
+		&controlling{site: &s})
+}
+
+func (k *controlling) name() string { return "controller" }
+
+func (k *controlling) needs() needs {
+	return needs{keyring: true, destinations: true, kubernetes: true, claims: true}
 }
 
 func (k *controlling) flags(f *pflag.FlagSet) {
@@ -50,60 +59,15 @@ func (k *controlling) flags(f *pflag.FlagSet) {
 }
 
 func (k *controlling) validate() error {
-	k.config.Namespace, k.config.Release = k.in.namespace, k.in.release
-	k.config.Limits.Timeout = k.limits.timeout
+	k.config.Namespace, k.config.Release = k.site.in.namespace, k.site.in.release
+	k.config.Limits.Timeout = k.site.to.timeout
 	return k.config.Validate()
 }
 
-func controllerCommand() *cobra.Command {
-	var db database
-	var in installation
-	var log logging
-	var watch observing
-	var ring keys
-	var to reach
-	var kube cluster
-	var lim limits
-	k := controlling{in: &in, limits: &lim}
-	return configure(&cobra.Command{
-		Use:   "controller",
-		Short: "Reconcile endpoints into the database, and write their status",
-		RunE: func(c *cobra.Command, _ []string) error {
-			logger := log.logger("controller")
-			return runParts(c.Context(), logger, &watch, controllerRegistry(), k.part(&db, &ring, &to, &kube))
-		},
-	}, &db, &in, &log, &watch, &ring, &to, &kube, &lim, &k)
-}
-
-func (k *controlling) part(db *database, ring *keys, to *reach, kube *cluster) part {
-	return func(ctx context.Context, log *slog.Logger, metrics prometheus.Registerer) (runner, func(), error) {
-		keyring, err := ring.open()
-		if err != nil {
-			return nil, nil, err
-		}
-		policy, err := to.policy()
-		if err != nil {
-			return nil, nil, err
-		}
-		config, err := kube.config()
-		if err != nil {
-			return nil, nil, err
-		}
-		s, err := db.open(ctx, log, "controller")
-		if err != nil {
-			return nil, nil, err
-		}
-		metrics.MustRegister(newPoolMetrics(s, "controller"))
-		controllers.RedirectLogs(log.Handler())
-		c := k.config
-		c.Logger = log
-		running, err := controllers.New(config, s, keyring, policy, c)
-		if err != nil {
-			s.Close()
-			return nil, nil, err
-		}
-		return running, s.Close, nil
-	}
+func (k *controlling) build(_ context.Context, on ground) (runner, error) {
+	c := k.config
+	c.Logger = on.log
+	return controllers.New(on.kubernetes, on.store, on.keyring, on.policy, c)
 }
 
 // controllerRegistry is controller-runtime's own, where its libraries have registered what they measure.

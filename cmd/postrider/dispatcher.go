@@ -2,10 +2,7 @@ package main
 
 import (
 	"context"
-	"log/slog"
-	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
@@ -18,8 +15,18 @@ import (
 // dispatching configures the dispatcher.
 type dispatching struct {
 	config dispatcher.Config
-	limits *limits
+	site   *site
 }
+
+func dispatcherCommand() *cobra.Command {
+	var s site
+	return partsCommand("dispatcher", "Claim, sign and send what is due, and run the store's chores", &s, newRegistry,
+		&dispatching{site: &s})
+}
+
+func (d *dispatching) name() string { return "dispatcher" }
+
+func (d *dispatching) needs() needs { return needs{keyring: true, destinations: true} }
 
 func (d *dispatching) flags(f *pflag.FlagSet) {
 	c := dispatcher.Config{}.WithDefaults()
@@ -41,40 +48,20 @@ func (d *dispatching) flags(f *pflag.FlagSet) {
 func (d *dispatching) validate() error {
 	d.config.Version = version
 	// One ceiling for both: what the controller accepts is what a lease must outlast.
-	if d.limits.timeout > 0 {
-		d.config.MaxTimeout = d.limits.timeout
+	if limit := d.site.to.timeout; limit > 0 {
+		d.config.MaxTimeout = limit
 	}
 	return d.config.Validate()
 }
 
-// limits are the ceilings that more than one part must know.
-type limits struct {
-	timeout time.Duration
-}
-
-func (l *limits) flags(f *pflag.FlagSet) {
-	f.DurationVar(&l.timeout, "limit-timeout", 30*time.Second, "ceiling of an endpoint's timeout, 1s to 30s")
-}
-
-func (l *limits) validate() error { return nil }
-
-func dispatcherCommand() *cobra.Command {
-	var db database
-	var in installation
-	var log logging
-	var watch observing
-	var ring keys
-	var to reach
-	var lim limits
-	d := dispatching{limits: &lim}
-	return configure(&cobra.Command{
-		Use:   "dispatcher",
-		Short: "Claim, sign and send what is due, and run the store's chores",
-		RunE: func(c *cobra.Command, _ []string) error {
-			logger := log.logger("dispatcher")
-			return runParts(c.Context(), logger, &watch, newRegistry(), d.part(&db, in, &ring, &to))
-		},
-	}, &db, &in, &log, &watch, &ring, &to, &lim, &d)
+func (d *dispatching) build(ctx context.Context, on ground) (runner, error) {
+	// Better no dispatcher than one that cannot sign, or one with the keyring of another installation.
+	if err := checkKeyring(ctx, on.store, on.keyring); err != nil {
+		return nil, err
+	}
+	return dispatcher.New(d.config, dispatcher.Dependencies{ //nolint:contextcheck // its requests end by Run's context, not by this one
+		Store: on.store, Keyring: on.keyring, Policy: on.policy, Logger: on.log, Metrics: on.metrics,
+	})
 }
 
 // checkKeyring refuses a keyring that lacks a key which the database needs. A database that is away is no reason to refuse.
@@ -86,33 +73,4 @@ func checkKeyring(ctx context.Context, s *store.Store, ring *keyring.Keyring) er
 		return nil
 	}
 	return err
-}
-
-func (d *dispatching) part(db *database, in installation, ring *keys, to *reach) part {
-	return func(ctx context.Context, log *slog.Logger, metrics prometheus.Registerer) (runner, func(), error) {
-		opened, err := ring.open()
-		if err != nil {
-			return nil, nil, err
-		}
-		policy, err := to.policy()
-		if err != nil {
-			return nil, nil, err
-		}
-		s, err := db.owned(ctx, log, "dispatcher", in)
-		if err != nil {
-			return nil, nil, err
-		}
-		metrics.MustRegister(newPoolMetrics(s, "dispatcher"))
-		// Better no dispatcher than one that cannot sign, or one with the keyring of another installation.
-		if err := checkKeyring(ctx, s, opened); err != nil {
-			s.Close()
-			return nil, nil, err
-		}
-		p, err := dispatcher.New(d.config, dispatcher.Dependencies{Store: s, Keyring: opened, Policy: policy, Logger: log, Metrics: metrics}) //nolint:contextcheck // its requests end by Run's context, not by this one
-		if err != nil {
-			s.Close()
-			return nil, nil, err
-		}
-		return p, s.Close, nil
-	}
 }

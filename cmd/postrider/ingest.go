@@ -2,14 +2,10 @@ package main
 
 import (
 	"context"
-	"log/slog"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"k8s.io/client-go/rest"
 
-	"github.com/postrider/postrider/controllers"
 	"github.com/postrider/postrider/ingest"
 )
 
@@ -17,6 +13,14 @@ import (
 type accepting struct {
 	config ingest.Config
 }
+
+func ingestCommand() *cobra.Command {
+	return partsCommand("ingest", "Accept events over HTTP", new(site), newRegistry, &accepting{})
+}
+
+func (a *accepting) name() string { return "ingest" }
+
+func (a *accepting) needs() needs { return needs{kubernetes: !a.config.InsecureNoAuth} }
 
 func (a *accepting) flags(f *pflag.FlagSet) {
 	c := ingest.DefaultConfig()
@@ -43,43 +47,6 @@ func (a *accepting) flags(f *pflag.FlagSet) {
 
 func (a *accepting) validate() error { return a.config.Validate() }
 
-func ingestCommand() *cobra.Command {
-	var db database
-	var in installation
-	var log logging
-	var watch observing
-	var kube cluster
-	var a accepting
-	return configure(&cobra.Command{
-		Use:   "ingest",
-		Short: "Accept events over HTTP",
-		RunE: func(c *cobra.Command, _ []string) error {
-			logger := log.logger("ingest")
-			controllers.RedirectLogs(logger.Handler()) // what the Kubernetes libraries log
-			return runParts(c.Context(), logger, &watch, newRegistry(), a.part(&db, in, &kube))
-		},
-	}, &db, &in, &log, &watch, &kube, &a)
-}
-
-func (a *accepting) part(db *database, in installation, kube *cluster) part {
-	return func(ctx context.Context, log *slog.Logger, metrics prometheus.Registerer) (runner, func(), error) {
-		var config *rest.Config
-		if !a.config.InsecureNoAuth {
-			var err error
-			if config, err = kube.config(); err != nil {
-				return nil, nil, err
-			}
-		}
-		s, err := db.owned(ctx, log, "ingest", in)
-		if err != nil {
-			return nil, nil, err
-		}
-		metrics.MustRegister(newPoolMetrics(s, "ingest"))
-		server, err := ingest.New(a.config, ingest.Parts{Store: s, Kubernetes: config, Log: log, Metrics: metrics})
-		if err != nil {
-			s.Close()
-			return nil, nil, err
-		}
-		return server, s.Close, nil
-	}
+func (a *accepting) build(_ context.Context, on ground) (runner, error) {
+	return ingest.New(a.config, ingest.Parts{Store: on.store, Kubernetes: on.kubernetes, Log: on.log, Metrics: on.metrics})
 }

@@ -7,24 +7,14 @@ import (
 	"log/slog"
 	"sync/atomic"
 
-	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 )
-
-// runner is a part that is ready to run.
-type runner interface {
-	Run(context.Context) error
-	Ready() error
-}
-
-// part makes a runner once what it needs is there, and says what to do after it has ended. It may wait for the database.
-type part func(context.Context, *slog.Logger, prometheus.Registerer) (runner, func(), error)
 
 var errStarting = errors.New("starting")
 
 // runParts runs parts side by side, with probes and metrics, until the context ends or one of them fails: then the
 // others stop too.
-func runParts(ctx context.Context, log *slog.Logger, watch *observing, metrics registry, parts ...part) error {
+func runParts(ctx context.Context, log *slog.Logger, s *site, metrics registry, parts ...part) error {
 	log.Info("starting", "version", version)
 	ready := make([]atomic.Pointer[runner], len(parts))
 	ctx, stop := context.WithCancel(ctx)
@@ -34,14 +24,14 @@ func runParts(ctx context.Context, log *slog.Logger, watch *observing, metrics r
 	probing, endProbing := context.WithCancel(context.WithoutCancel(ctx))
 	defer endProbing()
 	probed := make(chan error, 1)
-	go func() { probed <- watch.serve(probing, log, metrics, func() error { return allReady(ready) }) }()
+	go func() { probed <- s.watch.serve(probing, log, metrics, func() error { return allReady(ready) }) }()
 	for i, p := range parts {
 		group.Go(func() error {
-			r, done, err := p(groupCtx, log, metrics)
+			r, opened, err := s.prepare(groupCtx, log, metrics, p)
 			if err != nil {
 				return err
 			}
-			defer done()
+			defer opened.Close()
 			ready[i].Store(&r)
 			return r.Run(groupCtx)
 		})
