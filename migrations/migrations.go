@@ -74,50 +74,72 @@ func up(ctx context.Context, db *sql.DB, files fs.FS) error {
 	return record(ctx, db, files)
 }
 
-// Check tells whether this binary may run on the database's schema: nil, ErrBehind, ErrIncompatible or ErrEdited,
-// each wrapped with the versions; anything else means that the database could not be asked.
-func Check(ctx context.Context, db Querier) error {
-	newest, err := Newest()
-	if err != nil {
-		return err
+// Schema is how far a database and this binary are, each as the number of a migration.
+type Schema struct {
+	Applied int64 // the newest that the database has; 0: it has none yet
+	Wanted  int64 // the newest that this binary has: what it was built for
+	Oldest  int64 // binaries that have at least this one may run on the database
+}
+
+// Look tells how far a database is. It fails if that cannot be asked; one without a schema is no failure.
+func Look(ctx context.Context, db Querier) (Schema, error) {
+	var s Schema
+	var err error
+	if s.Wanted, err = Newest(); err != nil {
+		return s, err
 	}
-	var applied, oldest int64
-	err = db.QueryRowContext(ctx, `SELECT coalesce(max(version_id), 0) FROM `+versionTable+` WHERE is_applied`).Scan(&applied)
+	err = db.QueryRowContext(ctx, `SELECT coalesce(max(version_id), 0) FROM `+versionTable+` WHERE is_applied`).Scan(&s.Applied)
 	if err == nil {
-		err = db.QueryRowContext(ctx, `SELECT oldest_binary FROM postrider.schema_compat`).Scan(&oldest)
+		err = db.QueryRowContext(ctx, `SELECT oldest_binary FROM postrider.schema_compat`).Scan(&s.Oldest)
 	}
 	switch {
 	case undefined(err) || errors.Is(err, sql.ErrNoRows):
-		return fmt.Errorf("%w: it has no schema yet and %d is needed; run `postrider migrate up`", ErrBehind, newest)
+		return Schema{Wanted: s.Wanted}, nil
 	case err != nil:
-		return fmt.Errorf("read the schema version: %w", err)
-	case oldest > newest:
-		return fmt.Errorf("%w: schema %d supports binaries of schema %d and later, this one is of %d; run a newer version of Postrider",
-			ErrIncompatible, applied, oldest, newest)
-	case applied < newest:
-		return fmt.Errorf("%w: it is at %d and %d is needed; run `postrider migrate up`", ErrBehind, applied, newest)
+		return s, fmt.Errorf("read the schema version: %w", err)
 	}
-	return verify(ctx, db, FS)
+	return s, nil
+}
+
+// Check tells whether this binary may run on the database's schema: nil, ErrBehind, ErrIncompatible or ErrEdited,
+// each wrapped with the versions; anything else means that the database could not be asked.
+func Check(ctx context.Context, db Querier) error {
+	_, err := check(ctx, db)
+	return err
+}
+
+func check(ctx context.Context, db Querier) (Schema, error) {
+	s, err := Look(ctx, db)
+	switch {
+	case err != nil:
+		return s, err
+	case s.Applied == 0:
+		return s, fmt.Errorf("%w: it has no schema yet and %d is needed; run `postrider migrate up`", ErrBehind, s.Wanted)
+	case s.Oldest > s.Wanted:
+		return s, fmt.Errorf("%w: schema %d supports binaries of schema %d and later, this one is of %d; run a newer version of Postrider",
+			ErrIncompatible, s.Applied, s.Oldest, s.Wanted)
+	case s.Applied < s.Wanted:
+		return s, fmt.Errorf("%w: it is at %d and %d is needed; run `postrider migrate up`", ErrBehind, s.Applied, s.Wanted)
+	}
+	return s, verify(ctx, db, FS)
 }
 
 // Wait returns once this binary may run on the database's schema, asking again every interval while the database is
-// away or behind; waiting, if not nil, is told why each time. Anything that waiting cannot mend is returned at once.
-func Wait(ctx context.Context, dsn string, interval time.Duration, waiting func(error)) error {
-	db, err := sql.Open("pgx", dsn)
-	if err != nil {
-		return fmt.Errorf("open the database: %w", err)
-	}
-	defer func() { _ = db.Close() }()
+// away or behind. Anything that waiting cannot mend is returned at once.
+//
+// dsn is asked before each look: a password may be rotated meanwhile. looked, if not nil, is told what came of each one; a
+// Schema only if the error is nil, ErrBehind, ErrIncompatible or ErrEdited.
+func Wait(ctx context.Context, dsn func() (string, error), interval time.Duration, looked func(Schema, error)) error {
 	for {
-		err := checkOnce(ctx, db)
+		schema, err := lookOnce(ctx, dsn)
+		if looked != nil && ctx.Err() == nil {
+			looked(schema, err)
+		}
 		switch {
 		case err == nil || errors.Is(err, ErrIncompatible) || errors.Is(err, ErrEdited):
 			return err
 		case ctx.Err() != nil:
 			return ctx.Err()
-		}
-		if waiting != nil {
-			waiting(err)
 		}
 		select {
 		case <-ctx.Done():
@@ -127,11 +149,20 @@ func Wait(ctx context.Context, dsn string, interval time.Duration, waiting func(
 	}
 }
 
-// checkOnce is Check with a deadline: a connection that leads nowhere must not stop the waiting.
-func checkOnce(ctx context.Context, db *sql.DB) error {
+// lookOnce is Check with a deadline and a connection of its own: one that leads nowhere must not stop the waiting.
+func lookOnce(ctx context.Context, dsn func() (string, error)) (Schema, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	return Check(ctx, db)
+	at, err := dsn()
+	if err != nil {
+		return Schema{}, err
+	}
+	db, err := sql.Open("pgx", at)
+	if err != nil {
+		return Schema{}, fmt.Errorf("open the database: %w", err)
+	}
+	defer func() { _ = db.Close() }()
+	return check(ctx, db)
 }
 
 // Querier is what Check needs of a *sql.DB.

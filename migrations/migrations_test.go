@@ -129,7 +129,10 @@ func waiting(t *testing.T, ctx context.Context, dsn string) (told chan error, do
 	t.Helper()
 	told, done = make(chan error), make(chan error, 1)
 	go func() {
-		done <- migrations.Wait(ctx, dsn, time.Millisecond, func(err error) {
+		done <- migrations.Wait(ctx, func() (string, error) { return dsn, nil }, time.Millisecond, func(_ migrations.Schema, err error) {
+			if err == nil {
+				return
+			}
 			select {
 			case told <- err:
 			default: // nobody listens just now

@@ -43,7 +43,7 @@ type day struct {
 // first; no tenant's backlog keeps another's day. It uses a connection of its own, since detaching concurrently is no
 // matter for a transaction, and a session lock on it.
 func (s *Store) DropDays(ctx context.Context, events, attempts time.Duration) (dropped int, err error) {
-	conn, err := pgx.ConnectConfig(ctx, s.direct.Copy())
+	conn, err := s.connect(ctx)
 	if err != nil {
 		return 0, fmt.Errorf("drop old partitions: connect: %w", err)
 	}

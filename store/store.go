@@ -1,7 +1,6 @@
 package store
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -28,11 +27,14 @@ var (
 
 // Options of a Store.
 type Options struct {
-	// DSN of the database, as a URL or in key=value form. Required.
+	// DSN of the database, as a URL or in key=value form. Required, unless Reread is given.
 	DSN string
 	// DirectDSN reaches Postgres itself where DSN goes through a pooler: for listening and for what holds a session
 	// lock. Empty: DSN.
 	DirectDSN string
+	// Reread, if not nil, is asked in place of DSN and DirectDSN before each new connection: a password that was rotated
+	// is used without a restart. It must be safe for concurrent use, and its errors must hold no password.
+	Reread func() (Access, error)
 	// MaxConns bounds the pool. 0: 10.
 	MaxConns int32
 	// Application is the application_name in pg_stat_activity. Empty: "postrider".
@@ -41,78 +43,18 @@ type Options struct {
 	lookUp pgconn.LookupFunc // resolves the database's host, in a test. Nil: the machine's resolver
 }
 
+// Access says how the database is reached; see the fields of the same name in Options.
+type Access struct {
+	DSN, DirectDSN string
+}
+
 // Store runs the statements on a pool of connections. It is safe for concurrent use.
 type Store struct {
-	pool   *pgxpool.Pool
-	direct *pgx.ConnConfig
+	pool    *pgxpool.Pool
+	options Options
 
 	keysMu sync.Mutex
 	keys   map[int64]string // sweep: the ordering key after which to go on, by lane
-}
-
-// Open makes the pool. It connects when first used: a database that is away does not fail it.
-func Open(ctx context.Context, o Options) (*Store, error) {
-	config, err := pgxpool.ParseConfig(o.DSN)
-	if err != nil {
-		return nil, fmt.Errorf("database DSN: %w", withoutDSN(err))
-	}
-	config.MaxConns = 10
-	if o.MaxConns > 0 {
-		config.MaxConns = o.MaxConns
-	}
-	// A database that moved to another address behind the same name is noticed by new connections.
-	config.MaxConnLifetime = 30 * time.Minute
-	config.MaxConnLifetimeJitter = 5 * time.Minute
-	config.HealthCheckPeriod = 15 * time.Second
-	tune(config.ConnConfig, o)
-
-	direct := config.ConnConfig.Copy()
-	if o.DirectDSN != "" {
-		if direct, err = pgx.ParseConfig(o.DirectDSN); err != nil {
-			return nil, fmt.Errorf("direct database DSN: %w", withoutDSN(err))
-		}
-		tune(direct, o)
-	}
-	pool, err := pgxpool.NewWithConfig(ctx, config)
-	if err != nil {
-		return nil, fmt.Errorf("make the connection pool: %w", err)
-	}
-	return &Store{pool: pool, direct: direct, keys: map[int64]string{}}, nil
-}
-
-// tune sets what each connection needs.
-func tune(c *pgx.ConnConfig, o Options) {
-	application := cmp.Or(o.Application, "postrider")
-	if o.lookUp != nil {
-		c.LookupFunc = o.lookUp
-	}
-	c.ConnectTimeout = 5 * time.Second
-	p := c.RuntimeParams
-	p["application_name"] = application
-	p["timezone"] = "UTC"
-	// The queue's tables are planned while empty and run while full, or full of dead rows: their statistics are never
-	// to be trusted, and a plan made for an empty table scans a full one.
-	p["enable_seqscan"] = "off"
-	p["enable_bitmapscan"] = "off"
-	p["plan_cache_mode"] = "force_generic_plan"
-	p["jit"] = "off"
-	// Whoever vanished from the network must not keep its locks.
-	p["idle_in_transaction_session_timeout"] = "10s"
-	p["tcp_keepalives_idle"] = "15"
-	p["tcp_keepalives_interval"] = "5"
-	p["tcp_keepalives_count"] = "3"
-}
-
-// withoutDSN keeps the parser's reason and drops the connection string, which may hold a password.
-func withoutDSN(err error) error {
-	var parse *pgconn.ParseConfigError
-	if errors.As(err, &parse) {
-		if cause := errors.Unwrap(err); cause != nil {
-			return cause
-		}
-		return errors.New("it cannot be parsed")
-	}
-	return errors.New("it cannot be parsed")
 }
 
 // Close waits for borrowed connections and closes all.
@@ -152,8 +94,9 @@ func IsUnavailable(err error) bool {
 		return missingPartition(pg) // until a chore has made it
 	}
 	var connect *pgconn.ConnectError
+	var access *accessError
 	var network net.Error
-	return errors.As(err, &connect) || errors.As(err, &network) || errors.Is(err, context.DeadlineExceeded) ||
+	return errors.As(err, &connect) || errors.As(err, &access) || errors.As(err, &network) || errors.Is(err, context.DeadlineExceeded) ||
 		errors.Is(err, net.ErrClosed) || pgconn.Timeout(err) || pgconn.SafeToRetry(err) || brokenConnection(err)
 }
 

@@ -84,7 +84,7 @@ func (s *Store) Notify(ctx context.Context) error {
 // Listen calls wake once listening has begun, since what came before was missed, and at each notification. It holds a
 // connection of its own and returns when that is lost or the context ends.
 func (s *Store) Listen(ctx context.Context, wake func()) error {
-	conn, err := pgx.ConnectConfig(ctx, s.direct.Copy())
+	conn, err := s.connect(ctx)
 	if err != nil {
 		return fmt.Errorf("listen: connect: %w", err)
 	}

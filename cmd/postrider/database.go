@@ -1,10 +1,14 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/url"
+	"os"
+	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -16,23 +20,40 @@ import (
 // startPatience bounds each question to the database at the start.
 const startPatience = 10 * time.Second
 
-// database says where Postgres is.
+// database says where Postgres is. What is in files is read anew before each connection: a rotated password needs no restart.
 type database struct {
-	url       string
-	directURL string
-	maxConns  int32
+	url           string
+	urlFile       string
+	directURL     string
+	directURLFile string
+	passwordFile  string
+	maxConns      int32
 }
 
 func (d *database) flags(f *pflag.FlagSet) {
-	f.StringVar(&d.url, "database-url", "", "Postgres, postgres://user:password@host:port/name; better given as "+variable("database-url")+", which no process list shows (required)")
+	f.StringVar(&d.url, "database-url", "", "Postgres, postgres://user:password@host:port/name; with a password better given as --database-url-file, which may change")
+	f.StringVar(&d.urlFile, "database-url-file", "", "file with the same, read anew for each connection")
 	f.StringVar(&d.directURL, "database-direct-url", "", "the same past a connection pooler, for listening and locks (default: --database-url)")
+	f.StringVar(&d.directURLFile, "database-direct-url-file", "", "file with it, read anew for each connection")
+	f.StringVar(&d.passwordFile, "database-password-file", "", "file with the password, read anew for each connection; wins over that of the URLs")
 	f.Int32Var(&d.maxConns, "database-max-conns", 10, "connections at most")
 }
 
 func (d *database) validate() error {
 	var problems []error
-	if d.url == "" {
-		problems = append(problems, fmt.Errorf("--database-url: is missing; give it as %s", variable("database-url")))
+	switch {
+	case d.url == "" && d.urlFile == "":
+		problems = append(problems, fmt.Errorf("--database-url: is missing; give it as %s, or give --database-url-file", variable("database-url")))
+	case d.url != "" && d.urlFile != "":
+		problems = append(problems, errors.New("--database-url, --database-url-file: both are given; leave one out"))
+	case d.directURL != "" && d.directURLFile != "":
+		problems = append(problems, errors.New("--database-direct-url, --database-direct-url-file: both are given; leave one out"))
+	default:
+		access, err := d.access()
+		if err == nil {
+			err = access.Validate()
+		}
+		problems = append(problems, err)
 	}
 	if d.maxConns < 2 || d.maxConns > 1000 {
 		problems = append(problems, fmt.Errorf("--database-max-conns: %d is not from 2 to 1000", d.maxConns))
@@ -40,20 +61,73 @@ func (d *database) validate() error {
 	return errors.Join(problems...)
 }
 
-func (d *database) direct() string {
-	if d.directURL != "" {
-		return d.directURL
+// access reads the files, if there are any.
+func (d *database) access() (store.Access, error) {
+	var a store.Access
+	var problems [2]error
+	a.DSN, problems[0] = given(d.url, "database-url-file", d.urlFile)
+	a.DirectDSN, problems[1] = given(d.directURL, "database-direct-url-file", d.directURLFile)
+	password, err := given("", "database-password-file", d.passwordFile)
+	if err := errors.Join(problems[0], problems[1], err); err != nil {
+		return store.Access{}, err
 	}
-	return d.url
+	if password != "" {
+		a.DSN = withPassword(a.DSN, password)
+		if a.DirectDSN != "" {
+			a.DirectDSN = withPassword(a.DirectDSN, password)
+		}
+	}
+	return a, nil
+}
+
+// direct is the connection string past a pooler.
+func (d *database) direct() (string, error) {
+	a, err := d.access()
+	if err != nil {
+		return "", err
+	}
+	return cmp.Or(a.DirectDSN, a.DSN), nil
+}
+
+// given is a value, or what is in a file without the end of its line.
+func given(value, flag, file string) (string, error) {
+	if file == "" {
+		return value, nil
+	}
+	text, err := os.ReadFile(file) //nolint:gosec // which file is for whoever starts the process to say
+	if err != nil {
+		return "", fmt.Errorf("--%s: %w", flag, err)
+	}
+	value = strings.TrimRight(string(text), "\r\n")
+	if value == "" {
+		return "", fmt.Errorf("--%s: %s is empty", flag, file)
+	}
+	return value, nil
+}
+
+// withPassword puts a password into a connection string of either form. Of two mentions the last one counts.
+func withPassword(dsn, password string) string {
+	if !strings.HasPrefix(dsn, "postgres://") && !strings.HasPrefix(dsn, "postgresql://") {
+		return dsn + " password='" + strings.NewReplacer(`\`, `\\`, `'`, `\'`).Replace(password) + "'"
+	}
+	before, query, _ := strings.Cut(dsn, "?")
+	if query != "" {
+		query += "&"
+	}
+	return before + "?" + query + "password=" + strings.ReplaceAll(url.QueryEscape(password), "+", "%20")
 }
 
 // waitForSchema returns once this binary may run on the database's schema, and says what it waits for when that changes.
 func (d *database) waitForSchema(ctx context.Context, log *slog.Logger) error {
 	said := ""
-	return migrations.Wait(ctx, d.url, time.Second, func(err error) {
-		if text := err.Error(); text != said {
-			said = text
-			log.Warn("waiting for the database", "reason", text)
+	dsn := func() (string, error) {
+		a, err := d.access()
+		return a.DSN, err
+	}
+	return migrations.Wait(ctx, dsn, time.Second, func(_ migrations.Schema, err error) {
+		if err != nil && err.Error() != said {
+			said = err.Error()
+			log.Warn("waiting for the database", "reason", said)
 		}
 	})
 }
@@ -63,7 +137,7 @@ func (d *database) open(ctx context.Context, log *slog.Logger, part string) (*st
 	if err := d.waitForSchema(ctx, log); err != nil {
 		return nil, err
 	}
-	return store.Open(ctx, store.Options{DSN: d.url, DirectDSN: d.directURL, MaxConns: d.maxConns, Application: "postrider-" + part})
+	return store.Open(ctx, store.Options{Reread: d.access, MaxConns: d.maxConns, Application: "postrider-" + part})
 }
 
 // owned opens the store of a part that does not talk to the cluster about it: it takes the installation's word.

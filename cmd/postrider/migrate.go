@@ -62,7 +62,7 @@ func migrateUpCommand() *cobra.Command {
 			defer cancel()
 			log := l.logger("migrate")
 			for {
-				err := migrations.Up(ctx, d.direct())
+				err := d.migrate(ctx)
 				if err == nil {
 					log.Info("the database schema is up to date")
 					return nil
@@ -79,4 +79,13 @@ func migrateUpCommand() *cobra.Command {
 			}
 		},
 	}, &d, &l, &m)
+}
+
+// migrate reads the connection string anew each time.
+func (d *database) migrate(ctx context.Context) error {
+	dsn, err := d.direct()
+	if err != nil {
+		return err
+	}
+	return migrations.Up(ctx, dsn)
 }

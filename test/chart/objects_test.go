@@ -32,11 +32,3 @@ func variableOf(c corev1.Container, name string) corev1.EnvVar {
 	}
 	return corev1.EnvVar{}
 }
-
-// keyOf returns the entry of a Secret that a variable is taken from.
-func keyOf(e corev1.EnvVar, secret string) string {
-	if e.ValueFrom == nil || e.ValueFrom.SecretKeyRef == nil || e.ValueFrom.SecretKeyRef.Name != secret {
-		return ""
-	}
-	return e.ValueFrom.SecretKeyRef.Key
-}

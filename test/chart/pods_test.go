@@ -192,6 +192,12 @@ func references(p pod) []string {
 			names = append(names, v.Secret.SecretName)
 		case v.ConfigMap != nil:
 			names = append(names, v.ConfigMap.Name)
+		case v.Projected != nil:
+			for _, source := range v.Projected.Sources {
+				if source.Secret != nil {
+					names = append(names, source.Secret.Name)
+				}
+			}
 		}
 	}
 	for _, c := range p.containers() {
@@ -210,4 +216,50 @@ func references(p pod) []string {
 		}
 	}
 	return names
+}
+
+// A variable never changes while its pod runs: a password in one would need a restart when it is rotated.
+func TestNoVariableHoldsACredential(t *testing.T) {
+	t.Parallel()
+	for _, s := range scenarios {
+		t.Run(s.name, func(t *testing.T) {
+			t.Parallel()
+			for _, p := range render(t, s).pods(t) {
+				for _, c := range p.containers() {
+					for _, e := range c.Env {
+						if c.Name != "postgres" && e.ValueFrom != nil && e.ValueFrom.SecretKeyRef != nil {
+							t.Errorf("pod of %s: container %s gets %s from a Secret", p.name, c.Name, e.Name)
+						}
+					}
+				}
+			}
+		})
+	}
+}
+
+// fileOf says which entry of which Secret a container finds in the file that a variable names: "Secret/entry".
+func fileOf(p pod, c corev1.Container, variable string) string {
+	path := variableOf(c, variable).Value
+	for _, m := range c.VolumeMounts {
+		inside, below := strings.CutPrefix(path, m.MountPath+"/")
+		if !below {
+			continue
+		}
+		for _, v := range p.spec.Volumes {
+			if v.Name != m.Name || v.Projected == nil {
+				continue
+			}
+			for _, source := range v.Projected.Sources {
+				if source.Secret == nil {
+					continue
+				}
+				for _, item := range source.Secret.Items {
+					if item.Path == inside {
+						return source.Secret.Name + "/" + item.Key
+					}
+				}
+			}
+		}
+	}
+	return ""
 }

@@ -75,24 +75,21 @@ func TestAnExternalDatabase(t *testing.T) {
 	for _, name := range []string{"postrider-controller", "postrider-dispatcher", "postrider-ingest"} {
 		p := r.pod(t, name)
 		for _, c := range p.containers() {
-			url, direct := variableOf(c, "POSTRIDER_DATABASE_URL"), variableOf(c, "POSTRIDER_DATABASE_DIRECT_URL")
 			wantKey, wantDirect := "url", "direct"
 			if c.Name == "migrate" {
 				wantKey, wantDirect = "owner", "" // the owner's credentials are in no other container
 			}
-			if key := keyOf(url, "pg"); key != wantKey {
-				t.Errorf("%s/%s: the URL is entry %q of the Secret, want %q", name, c.Name, key, wantKey)
+			if from := fileOf(p, c, "POSTRIDER_DATABASE_URL_FILE"); from != "pg/"+wantKey {
+				t.Errorf("%s/%s: the URL is %q, want entry %q of the Secret", name, c.Name, from, wantKey)
 			}
-			if key := keyOf(direct, "pg"); key != wantDirect {
-				t.Errorf("%s/%s: the direct URL is entry %q, want %q", name, c.Name, key, wantDirect)
+			if from := fileOf(p, c, "POSTRIDER_DATABASE_DIRECT_URL_FILE"); strings.TrimPrefix(from, "pg/") != wantDirect {
+				t.Errorf("%s/%s: the direct URL is %q, want entry %q of the Secret", name, c.Name, from, wantDirect)
 			}
 			if mode := variableOf(c, "PGSSLMODE").Value; mode != "verify-full" {
 				t.Errorf("%s/%s: with a CA, the mode is %q, want verify-full", name, c.Name, mode)
 			}
-			if !slices.ContainsFunc(c.VolumeMounts, func(m corev1.VolumeMount) bool {
-				return strings.HasPrefix(variableOf(c, "PGSSLROOTCERT").Value, m.MountPath+"/")
-			}) {
-				t.Errorf("%s/%s: the CA is not mounted", name, c.Name)
+			if from := fileOf(p, c, "PGSSLROOTCERT"); from != "pg-ca/root.pem" {
+				t.Errorf("%s/%s: the CA is %q", name, c.Name, from)
 			}
 		}
 	}
@@ -117,9 +114,13 @@ func TestCloudNativePG(t *testing.T) {
 	if cluster.GetAnnotations()["helm.sh/resource-policy"] != "keep" {
 		t.Error("uninstalling deletes the database")
 	}
-	c := r.pod(t, "postrider-dispatcher").spec.Containers[0]
-	if key := keyOf(variableOf(c, "POSTRIDER_DATABASE_URL"), "postrider-postgres-app"); key != "uri" {
-		t.Errorf("the URL is entry %q, want that of the operator's Secret", key)
+	p := r.pod(t, "postrider-dispatcher")
+	c := p.spec.Containers[0]
+	if from := fileOf(p, c, "POSTRIDER_DATABASE_URL_FILE"); from != "postrider-postgres-app/uri" {
+		t.Errorf("the URL is %q, want that of the operator's Secret", from)
+	}
+	if from := fileOf(p, c, "PGSSLROOTCERT"); from != "postrider-postgres-ca/ca.crt" {
+		t.Errorf("the CA is %q, want that of the operator's Secret", from)
 	}
 	if mode := variableOf(c, "PGSSLMODE").Value; mode != "verify-full" {
 		t.Errorf("the mode is %q, want verify-full", mode)

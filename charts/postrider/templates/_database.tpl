@@ -17,52 +17,36 @@
 {{ include "postrider.fullname" . }}-postgres
 {{- end }}
 
-{{/* The variables that parts connect with. */}}
+{{/* What a container connects with. Credentials are files, so that a rotated password needs no restart: variables never
+change. "database" is the volume of the parts, "database-owner" that of migrations, which the schema's owner makes, past a
+pooler; both are mounted in the same place. */}}
 {{- define "postrider.databaseEnv" -}}
-{{- $d := .Values.database -}}
-{{- $kind := include "postrider.database" . -}}
-{{- if eq $kind "external" -}}
-- name: POSTRIDER_DATABASE_URL
-  valueFrom: {secretKeyRef: {name: {{ $d.existingSecret }}, key: {{ $d.keys.url }}}}
-{{- with $d.keys.directURL }}
-- name: POSTRIDER_DATABASE_DIRECT_URL
-  valueFrom: {secretKeyRef: {name: {{ $d.existingSecret }}, key: {{ . }}}}
-{{- end }}
-{{- else if eq $kind "cloudnativepg" -}}
-- name: POSTRIDER_DATABASE_URL
-  valueFrom: {secretKeyRef: {name: {{ include "postrider.postgresName" . }}-app, key: uri}}
-{{- else -}}
-- {name: POSTRIDER_DATABASE_URL, value: "postgres://postrider@{{ include "postrider.postgresName" . }}.{{ .Release.Namespace }}.svc:5432/postrider?sslmode=disable"}
-- name: PGPASSWORD
-  valueFrom: {secretKeyRef: {name: {{ include "postrider.passwordSecret" . }}, key: {{ .Values.postgres.embedded.passwordKey }}}}
-{{- end }}
-{{ include "postrider.databaseOptionsEnv" . }}
+{{- include "postrider.connectionEnv" (dict "root" . "direct" .Values.database.keys.directURL) }}
 {{- end }}
 
-{{/* The same for migrations, which the owner of the schema makes, past a pooler. */}}
 {{- define "postrider.ownerEnv" -}}
-{{- $d := .Values.database -}}
-{{- if and (eq (include "postrider.database" .) "external") $d.keys.ownerURL -}}
-- name: POSTRIDER_DATABASE_URL
-  valueFrom: {secretKeyRef: {name: {{ $d.existingSecret }}, key: {{ $d.keys.ownerURL }}}}
-{{ include "postrider.databaseOptionsEnv" . }}
-{{- else -}}
-{{ include "postrider.databaseEnv" . }}
-{{- end -}}
+{{- include "postrider.connectionEnv" (dict "root" . "direct" (ternary "" .Values.database.keys.directURL (ne .Values.database.keys.ownerURL ""))) }}
 {{- end }}
 
-{{- define "postrider.databaseOptionsEnv" -}}
-{{- $mode := .Values.database.tls.mode -}}
-{{- $ca := include "postrider.databaseCA" . -}}
-- {name: POSTRIDER_DATABASE_MAX_CONNS, value: {{ include "postrider.scalar" .Values.database.maxConnections | quote }}}
-{{- if ne (include "postrider.database" .) "embedded" }}
-{{- if or $mode $ca }}
-- {name: PGSSLMODE, value: {{ $mode | default "verify-full" }}}
+{{- define "postrider.connectionEnv" -}}
+{{- $v := .root.Values -}}
+{{- $kind := include "postrider.database" .root -}}
+{{- if eq $kind "embedded" -}}
+- {name: POSTRIDER_DATABASE_URL, value: "postgres://postrider@{{ include "postrider.postgresName" .root }}.{{ .root.Release.Namespace }}.svc:5432/postrider?sslmode=disable"}
+- {name: POSTRIDER_DATABASE_PASSWORD_FILE, value: /etc/postrider/database/password}
+{{- else -}}
+- {name: POSTRIDER_DATABASE_URL_FILE, value: /etc/postrider/database/url}
+{{- if and (eq $kind "external") .direct }}
+- {name: POSTRIDER_DATABASE_DIRECT_URL_FILE, value: /etc/postrider/database/direct-url}
 {{- end }}
-{{- if $ca }}
+{{- if or $v.database.tls.mode (include "postrider.databaseCA" .root) }}
+- {name: PGSSLMODE, value: {{ $v.database.tls.mode | default "verify-full" }}}
+{{- end }}
+{{- if include "postrider.databaseCA" .root }}
 - {name: PGSSLROOTCERT, value: /etc/postrider/database/ca.crt}
 {{- end }}
 {{- end }}
+- {name: POSTRIDER_DATABASE_MAX_CONNS, value: {{ include "postrider.scalar" $v.database.maxConnections | quote }}}
 {{- end }}
 
 {{/* The Secret with the certificate authority of the database; empty: there is none. */}}
@@ -75,13 +59,50 @@
 {{- end -}}
 {{- end }}
 
-{{- define "postrider.databaseCAMount" -}}
-- {name: database-ca, mountPath: /etc/postrider/database, readOnly: true}
+{{- define "postrider.databaseMount" -}}
+- {name: database, mountPath: /etc/postrider/database, readOnly: true}
 {{- end }}
 
-{{- define "postrider.databaseCAVolume" -}}
-- name: database-ca
-  secret:
-    secretName: {{ include "postrider.databaseCA" . }}
-    items: [{key: {{ ternary "ca.crt" .Values.database.tls.caKey (eq (include "postrider.database" .) "cloudnativepg") }}, path: ca.crt}]
+{{- define "postrider.ownerMount" -}}
+- {name: {{ ternary "database-owner" "database" (include "postrider.ownerApart" . | eq "true") }}, mountPath: /etc/postrider/database, readOnly: true}
+{{- end }}
+
+{{/* "true" where migrations have credentials of their own. */}}
+{{- define "postrider.ownerApart" -}}
+{{- and (eq (include "postrider.database" .) "external") (ne .Values.database.keys.ownerURL "") -}}
+{{- end }}
+
+{{- define "postrider.databaseVolume" -}}
+{{- include "postrider.connectionVolume" (dict "root" . "name" "database" "url" .Values.database.keys.url "direct" .Values.database.keys.directURL) }}
+{{- end }}
+
+{{- define "postrider.ownerVolume" -}}
+{{- if include "postrider.ownerApart" . | eq "true" }}
+{{- include "postrider.connectionVolume" (dict "root" . "name" "database-owner" "url" .Values.database.keys.ownerURL "direct" "") }}
+{{- end }}
+{{- end }}
+
+{{- define "postrider.connectionVolume" -}}
+{{- $v := .root.Values -}}
+{{- $kind := include "postrider.database" .root -}}
+- name: {{ .name }}
+  projected:
+    sources:
+    {{- if eq $kind "embedded" }}
+    - secret: {name: {{ include "postrider.passwordSecret" .root }}, items: [{key: {{ $v.postgres.embedded.passwordKey }}, path: password}]}
+    {{- else if eq $kind "cloudnativepg" }}
+    - secret: {name: {{ include "postrider.postgresName" .root }}-app, items: [{key: uri, path: url}]}
+    - secret: {name: {{ include "postrider.databaseCA" .root }}, items: [{key: ca.crt, path: ca.crt}]}
+    {{- else }}
+    - secret:
+        name: {{ $v.database.existingSecret }}
+        items:
+        - {key: {{ .url }}, path: url}
+        {{- with .direct }}
+        - {key: {{ . }}, path: direct-url}
+        {{- end }}
+    {{- with $v.database.tls.caSecret }}
+    - secret: {name: {{ . }}, items: [{key: {{ $v.database.tls.caKey }}, path: ca.crt}]}
+    {{- end }}
+    {{- end }}
 {{- end }}

@@ -87,10 +87,8 @@ readinessProbe:
     limits: {memory: 64Mi}
   securityContext:
     {{- include "postrider.containerSecurity" . | nindent 4 }}
-  {{- if include "postrider.databaseCA" . }}
   volumeMounts:
-  {{- include "postrider.databaseCAMount" . | nindent 2 }}
-  {{- end }}
+  {{- include "postrider.databaseMount" . | nindent 2 }}
 {{- end }}
 
 {{/* A token for the Kubernetes API, for the one container that mounts it. Pods have none by default. */}}
