@@ -98,7 +98,7 @@ cluster-down: go $(CACHE)/bin/cluster ## Take it down, also what a killed one le
 	@"$(CACHE)/bin/cluster" down
 
 .PHONY: test-e2e
-test-e2e: go $(CACHE)/bin/e2e ## The chart on a cluster of its own, scenario by scenario (Linux, root); ARGS=-keep keeps it after a failure
+test-e2e: go $(CACHE)/bin/e2e ## The chart on a cluster of its own, scenario by scenario (Linux, root); ARGS="-keep -run PATTERN"
 	@"$(CACHE)/bin/e2e" $(ARGS)
 
 .PHONY: build

@@ -4,6 +4,8 @@
 //	e2e [-keep] [-run PATTERN]
 //
 // With -keep the cluster stays when a scenario fails, in .cache/e2e; the next run, or `e2e -down`, removes it. A scenario begins
-// with what those before it left: -run leaves later ones out, never the first. What was acknowledged and what arrived is
-// compared by test/check. Start at main.go, then scenarios.go.
+// with what those before it left: -run leaves some out, never the first two. Where the upgrade is played, what is installed first
+// is the previous release, of the commit that the file previous names; otherwise it is this checkout.
+//
+// What was acknowledged and what arrived is compared by test/check. Start at main.go, then scenarios.go.
 package main

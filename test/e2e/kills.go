@@ -16,7 +16,7 @@ var parts = []string{"controller", "dispatcher", "ingest"}
 
 // deletePods deletes a pod of each part under load. They are told to stop, so nothing is repeated.
 func deletePods(ctx context.Context, w *world) error {
-	return w.underLoad(ctx, "deleting", 40*time.Second, func(ctx context.Context) error {
+	return w.underLoad(ctx, "deleting", func(ctx context.Context) error {
 		for _, part := range parts {
 			pods, err := w.client.CoreV1().Pods(system).List(ctx, metav1.ListOptions{LabelSelector: "app.kubernetes.io/component=" + part})
 			if err != nil {
@@ -38,7 +38,7 @@ func deletePods(ctx context.Context, w *world) error {
 
 // killParts kills a process of each part under load, as a crash would.
 func killParts(ctx context.Context, w *world) error {
-	return w.underLoad(ctx, "killing", 40*time.Second, func(ctx context.Context) error {
+	return w.underLoad(ctx, "killing", func(ctx context.Context) error {
 		for _, part := range parts {
 			// Within the node: it sees no other processes than its own.
 			kill, err := w.cluster.Command(ctx, "/usr/bin/pkill", "-KILL", "--newest", "--full", "^/?postrider "+part)
@@ -74,7 +74,7 @@ func killParts(ctx context.Context, w *world) error {
 
 // loseDatabase deletes the pod of Postgres under load. Its volume stays. Nobody else has to be started again.
 func loseDatabase(ctx context.Context, w *world) error {
-	return w.underLoad(ctx, "losing", 25*time.Second, func(ctx context.Context) error {
+	return w.underLoad(ctx, "losing", func(ctx context.Context) error {
 		before, err := w.allRestarts(ctx)
 		if err != nil {
 			return err

@@ -37,7 +37,7 @@ func main() {
 func run(ctx context.Context) (err error) {
 	keep := flag.Bool("keep", false, "leave the cluster up when a scenario fails")
 	down := flag.Bool("down", false, "only take down what an earlier run left")
-	pattern := flag.String("run", "", "play the first scenario and those whose name matches this `regular expression`")
+	pattern := flag.String("run", "", "play those scenarios whose name matches this `regular expression`, after the first two, which all need")
 	flag.Parse()
 	chosen, err := regexp.Compile(*pattern)
 	if err != nil {
@@ -58,7 +58,7 @@ func run(ctx context.Context) (err error) {
 	}
 	begun := time.Now()
 	w := &world{top: top, progress: os.Stdout}
-	if err := w.provide(ctx); err != nil {
+	if err := w.provide(ctx, chosen.MatchString(upgrading)); err != nil {
 		return err
 	}
 	if w.cluster, err = cluster.Up(ctx, cluster.Options{Folder: folder, Tied: !*keep, Progress: os.Stdout}); err != nil {
@@ -76,8 +76,8 @@ func run(ctx context.Context) (err error) {
 		return err
 	}
 	passed := 0
-	for i, s := range scenarios {
-		if i > 0 && !chosen.MatchString(s.name) {
+	for _, s := range scenarios {
+		if !s.base && !chosen.MatchString(s.name) {
 			continue
 		}
 		if err := w.play(ctx, s); err != nil {

@@ -20,12 +20,12 @@ const (
 	intruder = "intruder"
 )
 
-// chart installs or upgrades a release and waits for it.
-func (w *world) chart(ctx context.Context, verb, name, namespace string, more ...string) error {
+// chart installs or upgrades a release and waits for it. Statuses are written often, since scenarios wait for them.
+func (w *world) chart(ctx context.Context, e edition, verb, name, namespace string, more ...string) error {
 	_, err := w.helm(ctx, append([]string{
-		verb, name, "charts/postrider", "--namespace", namespace, "--values", "test/e2e/manifests/values.yaml",
-		"--set", "image.tag=" + imageTag, "--set", "postgres.embedded.image.repository=" + cluster.PostgresRepository,
-		"--set", "postgres.embedded.image.tag=" + cluster.PostgresTag, "--timeout", "4m",
+		verb, name, e.chart, "--namespace", namespace, "--values", e.values,
+		"--set", "image.tag=" + e.imageTag, "--set", "postgres.embedded.image.repository=" + cluster.PostgresRepository,
+		"--set", "postgres.embedded.image.tag=" + cluster.PostgresTag, "--set", "controller.settings.statusInterval=5s", "--timeout", "4m",
 	}, more...)...)
 	return err
 }
@@ -44,20 +44,18 @@ func installOthers(ctx context.Context, w *world) error {
 	if err := w.borrow(ctx); err != nil {
 		return err
 	}
-	if err := w.chart(ctx, "upgrade", release, system, "--set", "watchNamespaces={"+system+","+samples+"}", "--wait"); err != nil {
+	if err := w.chart(ctx, w.present, "upgrade", release, system, "--set", "watchNamespaces={"+system+","+samples+"}", "--wait"); err != nil {
 		return err
 	}
 	values := filepath.Join(w.top, "test/e2e/manifests/others_values.yaml")
-	if err := w.chart(ctx, "install", intruder, others, "--values", values, "--set", "database.existingSecret=borrowed"); err != nil {
+	if err := w.chart(ctx, w.present, "install", intruder, others, "--values", values, "--set", "database.existingSecret=borrowed"); err != nil {
 		return err
 	}
-	if err := w.chart(ctx, "install", second, others, "--values", values, "--wait"); err != nil {
+	if err := w.installInTime(ctx, w.present, second, others, "--values", values); err != nil {
 		return err
 	}
-	for name, namespace := range map[string]string{second: others, release: system} {
-		if err := w.selftest(ctx, name, namespace); err != nil {
-			return err
-		}
+	if err := w.selftest(ctx, release, system); err != nil {
+		return err
 	}
 	if err := w.refused(ctx); err != nil {
 		return err

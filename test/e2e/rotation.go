@@ -24,7 +24,7 @@ var rotated = []string{"pixel-forge-frames", "pixel-forge-farm", "pixel-forge-ar
 
 // rotateKey changes a Secret under load. The receiver knows both keys and records which of them verify a request.
 func rotateKey(ctx context.Context, w *world) error {
-	return w.underLoad(ctx, "rotating", 20*time.Second, func(ctx context.Context) error {
+	return w.underLoad(ctx, "rotating", func(ctx context.Context) error {
 		secrets := w.client.CoreV1().Secrets(samples)
 		next, err := secrets.Get(ctx, nextSecret, metav1.GetOptions{})
 		if err != nil {

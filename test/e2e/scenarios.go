@@ -3,22 +3,14 @@ package main
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
-	"text/tabwriter"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/client-go/dynamic"
-
-	"github.com/postrider/postrider/api/v1alpha1"
 	"github.com/postrider/postrider/test/check"
 )
 
@@ -37,22 +29,26 @@ const (
 type scenario struct {
 	name string
 	play func(context.Context, *world) error
+	base bool // the others need it, so it is always played
 }
+
+const upgrading = "the previous release is upgraded under load, rolled back and upgraded again: nothing lost, nothing repeated, order held"
 
 var scenarios = []scenario{
-	{"install into a restricted namespace, and deliver the first event within 90 seconds", install},
-	{"an application posts with its projected token, subscribers get everything in order", mainJob},
-	{"a pod of each part is deleted under load: nothing lost, nothing repeated, order held", deletePods},
-	{"a process of each part is killed under load: nothing lost, order held", killParts},
-	{"a signing key is changed under load: requests carry signatures by both, nothing lost", rotateKey},
-	{"dispatchers are scaled from 1 to 4 and back under load: nothing lost, nothing repeated, order held", scaleDispatchers},
-	{"the pod of Postgres is deleted under load: 503 or broken connections, then nothing lost", loseDatabase},
-	{"the database and all logs hold no key and no token, and dispatchers have none of the API", keepSecrets},
-	{"a second release has namespaces and a database of its own; one on the first's database is refused", installOthers},
-	{"uninstalled, the release leaves what NOTES lists; installed again, it finds its data", reinstall},
+	{"install into a restricted namespace, and deliver the first event within 90 seconds", install, true},
+	{"an application posts with its projected token, subscribers get everything in order", mainJob, true},
+	{upgrading, upgrade, false},
+	{"a pod of each part is deleted under load: nothing lost, nothing repeated, order held", deletePods, false},
+	{"a process of each part is killed under load: nothing lost, order held", killParts, false},
+	{"a signing key is changed under load: requests carry signatures by both, nothing lost", rotateKey, false},
+	{"dispatchers are scaled from 1 to 4 and back under load: nothing lost, nothing repeated, order held", scaleDispatchers, false},
+	{"the pod of Postgres is deleted under load: 503 or broken connections, then nothing lost", loseDatabase, false},
+	{"the database and all logs hold no key and no token, and dispatchers have none of the API", keepSecrets, false},
+	{"a second release has namespaces and a database of its own; one on the first's database is refused", installOthers, false},
+	{"uninstalled, the release leaves what NOTES lists; installed again, it finds its data", reinstall, false},
 }
 
-// install installs the chart, and has `helm test` deliver an event.
+// install installs the chart, that of the previous release if it will be upgraded, and has `helm test` deliver an event.
 func install(ctx context.Context, w *world) error {
 	if err := w.volume("postgres", 999); err != nil {
 		return err
@@ -60,12 +56,17 @@ func install(ctx context.Context, w *world) error {
 	if err := w.apply(ctx, filepath.Join(w.top, "test/e2e/manifests/system.yaml")); err != nil {
 		return err
 	}
+	return w.installInTime(ctx, w.first, release, system)
+}
+
+// installInTime installs a release where none was, and has it deliver an event.
+func (w *world) installInTime(ctx context.Context, e edition, name, namespace string, more ...string) error {
 	began := time.Now()
-	if err := w.chart(ctx, "install", release, system, "--wait"); err != nil {
+	if err := w.chart(ctx, e, "install", name, namespace, append(more, "--wait")...); err != nil {
 		return err
 	}
-	say("installed and ready after %s", time.Since(began).Round(100*time.Millisecond))
-	if err := w.selftest(ctx, release, system); err != nil {
+	say("image %s is installed and ready after %s", e.imageTag, time.Since(began).Round(100*time.Millisecond))
+	if err := w.selftest(ctx, name, namespace); err != nil {
 		return err
 	}
 	took := time.Since(began)
@@ -158,76 +159,4 @@ func (w *world) check(ctx context.Context) (check.Report, error) {
 	return check.Check(record, check.Options{
 		Ordered: []string{"pixel-forge-frames", "pixel-forge-farm", "pixel-forge-archive"}, Recovery: 10 * time.Second,
 	}), nil
-}
-
-func (w *world) endpointsReady(ctx context.Context) error {
-	client, err := dynamic.NewForConfig(w.cluster.Config())
-	if err != nil {
-		return err
-	}
-	resource := client.Resource(v1alpha1.GroupVersion.WithResource("webhookendpoints")).Namespace(samples)
-	return w.cluster.Await(ctx, patience, "all endpoints are Ready", func(ctx context.Context) error {
-		list, err := resource.List(ctx, metav1.ListOptions{})
-		if err != nil {
-			return err
-		}
-		if len(list.Items) != endpoints {
-			return fmt.Errorf("%d endpoints, want %d", len(list.Items), endpoints)
-		}
-		var errs []error
-		for _, item := range list.Items {
-			if !isReady(item) {
-				errs = append(errs, fmt.Errorf("%s is not Ready: %v", item.GetName(), item.Object["status"]))
-			}
-		}
-		return errors.Join(errs...)
-	})
-}
-
-func isReady(object unstructured.Unstructured) bool {
-	conditions, _, err := unstructured.NestedSlice(object.Object, "status", "conditions")
-	if err != nil {
-		return false
-	}
-	for _, c := range conditions {
-		if condition, ok := c.(map[string]any); ok && condition["type"] == "Ready" {
-			return condition["status"] == "True"
-		}
-	}
-	return false
-}
-
-// table prints what `kubectl get webhookendpoints` shows, which the API server prints.
-func (w *world) table(ctx context.Context) error {
-	text, err := w.client.Discovery().RESTClient().Get().
-		AbsPath("/apis/"+v1alpha1.GroupVersion.String()+"/namespaces/"+samples+"/webhookendpoints").
-		SetHeader("Accept", "application/json;as=Table;v=v1;g=meta.k8s.io").DoRaw(ctx)
-	if err != nil {
-		return err
-	}
-	var table metav1.Table
-	if err := json.Unmarshal(text, &table); err != nil {
-		return err
-	}
-	out := tabwriter.NewWriter(w.progress, 0, 0, 3, ' ', 0)
-	line := func(cell func(i int, column metav1.TableColumnDefinition) any) {
-		var cells []string
-		for i, column := range table.ColumnDefinitions {
-			if column.Priority == 0 {
-				cells = append(cells, fmt.Sprint(cell(i, column)))
-			}
-		}
-		_, _ = fmt.Fprintln(out, "  "+strings.Join(cells, "\t"))
-	}
-	line(func(_ int, column metav1.TableColumnDefinition) any { return strings.ToUpper(column.Name) })
-	for _, row := range table.Rows {
-		line(func(i int, _ metav1.TableColumnDefinition) any { return row.Cells[i] })
-	}
-	if err := out.Flush(); err != nil {
-		return err
-	}
-	if len(table.Rows) != endpoints {
-		return fmt.Errorf("the table has %d rows, want %d", len(table.Rows), endpoints)
-	}
-	return nil
 }

@@ -50,7 +50,7 @@ func reinstall(ctx context.Context, w *world) error {
 		return err
 	}
 	began := time.Now()
-	if err := w.chart(ctx, "install", release, system, "--wait"); err != nil {
+	if err := w.chart(ctx, w.present, "install", release, system, "--wait"); err != nil {
 		return err
 	}
 	say("installed again and ready after %s", time.Since(began).Round(100*time.Millisecond))
@@ -64,7 +64,7 @@ func reinstall(ctx context.Context, w *world) error {
 	if before == "0" || after != before {
 		return fmt.Errorf("the database has %s events, before it had %s", after, before)
 	}
-	return w.underLoad(ctx, "reinstalled", 5*time.Second, func(context.Context) error { return nil })
+	return w.underLoad(ctx, "reinstalled", func(context.Context) error { return nil })
 }
 
 // events counts those in the database.

@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"time"
 
@@ -24,7 +23,6 @@ import (
 // Images that the scenarios use.
 const (
 	imageRepository = "ghcr.io/postrider/postrider"
-	imageTag        = "e2e"
 	receiveImage    = "postrider.test/receive:local"
 	loadImage       = "postrider.test/load:local"
 )
@@ -37,6 +35,9 @@ type world struct {
 	progress io.Writer
 	helmPath string
 	images   []string // tarballs
+	present  edition
+	previous edition
+	first    edition // the one that is installed first, of these two
 	cluster  *cluster.Cluster
 	client   kubernetes.Interface
 
@@ -47,21 +48,28 @@ type world struct {
 
 func (w *world) disruptionsFile() string { return filepath.Join(w.cluster.Folder(), "disruptions") }
 
-// provide builds what is needed beside the cluster itself.
-func (w *world) provide(ctx context.Context) error {
+// provide builds what is needed beside the cluster itself. Without an upgrade the previous release is not.
+func (w *world) provide(ctx context.Context, upgrade bool) error {
 	var err error
 	if w.helmPath, err = helm.Path(ctx, w.progress); err != nil {
 		return err
 	}
-	product, err := w.productImage(ctx)
-	if err != nil {
+	if w.present, err = w.providePresent(ctx); err != nil {
 		return err
+	}
+	w.first = w.present
+	if upgrade {
+		if w.previous, err = w.providePrevious(ctx); err != nil {
+			return err
+		}
+		w.first = w.previous
+		w.images = append(w.images, w.previous.image)
 	}
 	postgres, err := cluster.PostgresImage(ctx, w.progress)
 	if err != nil {
 		return err
 	}
-	w.images = append(w.images, product, postgres)
+	w.images = append(w.images, w.present.image, postgres)
 	for name, pkg := range map[string]string{receiveImage: "./test/check/cmd/receive", loadImage: "./test/check/cmd/load"} {
 		image, err := cluster.BuildImage(ctx, w.progress, cluster.Image{Name: name, User: "65532"}, pkg)
 		if err != nil {
@@ -70,18 +78,6 @@ func (w *world) provide(ctx context.Context) error {
 		w.images = append(w.images, image)
 	}
 	return nil
-}
-
-// productImage builds Postrider's image as `make image` does, for this machine alone.
-func (w *world) productImage(ctx context.Context) (string, error) {
-	out := filepath.Join(w.top, ".cache/images")
-	cmd := exec.CommandContext(ctx, "go", "run", ".", "-top", w.top, "-out", out, "-repository", imageRepository, "-version", imageTag, "-platforms", "linux/"+runtime.GOARCH)
-	cmd.Dir, cmd.Stdout, cmd.Stderr = filepath.Join(w.top, "test/image"), w.progress, w.progress
-	cmd.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=")
-	if err := cmd.Run(); err != nil {
-		return "", fmt.Errorf("build the image: %w", err)
-	}
-	return filepath.Join(out, fmt.Sprintf("postrider-%s-linux-%s.tar", imageTag, runtime.GOARCH)), nil
 }
 
 // begin makes the images known to the cluster.

@@ -3,6 +3,7 @@
 //	load -url http://postrider-ingest -token-file /var/run/postrider/token -types render.done -keys 20 -rate 50 -for 1m -journal /data/load.jsonl
 //
 // With -control it serves the journal, and stays after the last post until it is told to stop: GET /finished answers 200 then.
+// POST /end lets it begin no further post.
 package main
 
 import (
@@ -57,7 +58,12 @@ func run(ctx context.Context) error {
 		return l.Run(ctx)
 	}
 	finished := make(chan struct{})
+	serving, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	posting, enough := context.WithCancel(serving)
+	defer enough()
 	mux := http.NewServeMux()
+	mux.HandleFunc("POST /end", func(http.ResponseWriter, *http.Request) { enough() })
 	mux.Handle("/", check.Control(*journal, nil))
 	mux.HandleFunc("GET /finished", func(w http.ResponseWriter, _ *http.Request) {
 		select {
@@ -66,11 +72,10 @@ func run(ctx context.Context) error {
 			http.Error(w, "not yet", http.StatusServiceUnavailable)
 		}
 	})
-	serving, end := context.WithCancelCause(ctx)
 	server := &http.Server{Addr: *control, Handler: mux, ReadHeaderTimeout: 5 * time.Second}
 	defer func() { _ = server.Close() }()
 	go func() { end(server.ListenAndServe()) }()
-	if err := l.Run(serving); err != nil {
+	if err := l.Run(posting); err != nil {
 		return err
 	}
 	close(finished)
