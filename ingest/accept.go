@@ -52,7 +52,10 @@ type accepter struct {
 // maxStale bounds how often an event is matched again because the namespace's endpoints changed meanwhile.
 const maxStale = 8
 
-var errKeepsChanging = errors.New("the namespace's endpoints keep changing")
+var (
+	errKeepsChanging    = errors.New("the namespace's endpoints keep changing")
+	errNamespaceUnknown = errors.New("the controller has not told of the namespace")
+)
 
 // accept stores events in one transaction and returns one outcome for each, in their order. A batch, or the requests
 // of several callers that share a commit, come here together; one's conflict does not touch the others.
@@ -87,6 +90,9 @@ func (a *accepter) try(ctx context.Context, submissions []submission, outcomes [
 	var members []int
 	for _, i := range pending {
 		t, err := a.tables.present(ctx, submissions[i].namespace, stale[i])
+		if err == nil && t.Version == 0 {
+			err = errNamespaceUnknown
+		}
 		if err != nil {
 			outcomes[i].err = err
 			continue

@@ -201,10 +201,34 @@ func TestAnEventThatMatchesNothingIsSaidPlainly(t *testing.T) {
 	if got := testutil.ToFloat64(r.metrics.unmatched); got != 1 {
 		t.Errorf("counted %v unmatched, want 1", got)
 	}
-	// A namespace that the controller has never told of is one without endpoints.
-	if got := r.do(t, request{path: "/api/v1/events?namespace=unheard-of", body: simple}).accepted(t); got.Matched != 0 {
-		t.Errorf("got %+v", got)
+}
+
+// A namespace that the controller has not told of yet may have endpoints already, and has no uid that its events could
+// belong to. Once it is told of, the next post is taken.
+func TestANamespaceNobodyToldOfIsAskedToComeBack(t *testing.T) {
+	t.Parallel()
+	n := newTenant(t, "billing")
+	r := startOpen(t, n.store)
+	const path = "/api/v1/events?namespace=brand-new"
+	for range 2 {
+		a := r.do(t, request{path: path, body: simple}).want(t, http.StatusServiceUnavailable)
+		if got := a.problem(t).Type; got != problemBase+"namespace-unknown" || a.header.Get("Retry-After") == "" {
+			t.Errorf("got the problem %s with Retry-After %q", got, a.header.Get("Retry-After"))
+		}
 	}
+	if got := n.count(t, `SELECT count(*) FROM postrider.event`); got != 0 {
+		t.Errorf("%d events were kept", got)
+	}
+	made := newTenantIn(t, n.store, n.pool, "brand-new", uuid.NewString())
+	made.endpoint(t, "ledger", "*")
+	if got := r.do(t, request{path: path, body: simple}).accepted(t); got.Matched != 1 {
+		t.Errorf("got %+v, want it matched right after the namespace was told of", got)
+	}
+	// And deleted again: what is remembered of it does not count.
+	if _, err := n.store.ForgetNamespace(t.Context(), made.name, made.uid); err != nil {
+		t.Fatal(err)
+	}
+	r.do(t, request{path: path, body: simple}).want(t, http.StatusServiceUnavailable)
 }
 
 // An endpoint that is paused, or not Ready for a missing Secret, gets its events and lets them wait.

@@ -43,7 +43,7 @@ func (d *double) Matching(_ context.Context, namespace string) (store.Matching, 
 	if d.matching != nil {
 		return d.matching()
 	}
-	return store.Matching{Namespace: namespace}, nil
+	return store.Matching{Namespace: namespace, UID: "uid-" + namespace, Version: 1}, nil
 }
 
 func (d *double) NamespaceUID(ctx context.Context, namespace string) (string, error) {

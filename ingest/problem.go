@@ -118,6 +118,14 @@ func unavailable(reason, detail string, cause error) *problem {
 	return p
 }
 
+// namespaceUnknown is not a refusal: the controller tells of a new namespace within a second or so. Without its uid an
+// event would belong to nobody.
+func namespaceUnknown(cause error) *problem {
+	p := unavailable("namespace-unknown", "The namespace does not exist, or is so new that Postrider has not heard of it yet.", cause)
+	p.Type = problemBase + "namespace-unknown"
+	return p
+}
+
 func internal(cause error) *problem {
 	p := newProblem(http.StatusInternalServerError, "internal", "Internal error",
 		"The fault is ours; the log tells more under this request_id.")

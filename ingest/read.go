@@ -99,6 +99,8 @@ func unavailableStore(err error) bool {
 // storeProblem is the answer where the store failed.
 func storeProblem(err error) *problem {
 	switch {
+	case errors.Is(err, errNamespaceUnknown):
+		return namespaceUnknown(err)
 	case errors.Is(err, errKeepsChanging):
 		return unavailable("endpoints-changing", "The namespace's endpoints are changing; nothing was accepted.", err)
 	case errors.Is(err, store.ErrConflict):

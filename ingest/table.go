@@ -52,7 +52,8 @@ func (t *tables) present(ctx context.Context, namespace string, stale *table) (*
 	return t.load(ctx, namespace)
 }
 
-// load reads a namespace's table from the store. Those who want it at one moment share one reading: one that began
+// load reads a namespace's table from the store. One that the controller has not told of is asked for each time: it may
+// have been made a moment ago, and nothing is accepted for it until it is known. Those who want it at one moment share one reading: one that began
 // before a change gives an outdated table, which is noticed when it is used.
 func (t *tables) load(ctx context.Context, namespace string) (*table, error) {
 	loaded, err, _ := t.loads.Do(namespace, func() (any, error) {
@@ -73,7 +74,9 @@ func (t *tables) load(ctx context.Context, namespace string) (*table, error) {
 				}
 			}
 		}
-		t.cache.put(namespace, made)
+		if made.Version > 0 {
+			t.cache.put(namespace, made)
+		}
 		return made, nil
 	})
 	if err != nil {

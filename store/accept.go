@@ -28,7 +28,7 @@ const acceptEvents = `
 WITH incoming AS MATERIALIZED (
     SELECT t.n, postrider.uuid7() AS id, t.namespace, t.uid, t.type, t.content_type, t.body, t.headers,
            nullif(t.ordering_key, '') AS ordering_key, nullif(t.traceparent, '') AS traceparent, t.key,
-           coalesce(v.version, 0) = t.version AND coalesce(v.uid, '') = t.uid AS fresh
+           coalesce(v.version = t.version AND v.uid = t.uid, false) AS fresh
     FROM unnest($1::text[], $2::text[], $3::bigint[], $4::text[], $5::text[], $6::bytea[], $7::jsonb[], $8::text[], $9::text[], $10::text[])
          WITH ORDINALITY AS t(namespace, uid, version, type, content_type, body, headers, ordering_key, traceparent, key, n)
     LEFT JOIN postrider.namespace_version v ON v.namespace = t.namespace
@@ -265,7 +265,8 @@ func (s *Store) NamespaceUID(ctx context.Context, namespace string) (string, err
 	return uid, nil
 }
 
-// Matching loads a namespace's table of endpoints. A namespace that the controller has not told of gives an empty one.
+// Matching loads a namespace's table of endpoints. A namespace that the controller has not told of gives an empty one of
+// version 0, under which nothing is accepted.
 func (s *Store) Matching(ctx context.Context, namespace string) (Matching, error) {
 	m := Matching{Namespace: namespace}
 	rows, err := s.pool.Query(ctx, matchingTable, namespace)
