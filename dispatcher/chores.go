@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -38,12 +39,14 @@ type chore struct {
 	turn    func(ctx context.Context) (done int, err error)
 }
 
-func newChores(c Config, d Dependencies, m *metrics) []chore {
+// newChores makes them. The retention is asked for at each turn, since it may change.
+func newChores(kept *atomic.Pointer[Config], d Dependencies, m *metrics) []chore {
 	s := d.Store
 	var lane int64 // where the sweep goes on; only its own goroutine touches it
 	return []chore{
 		{"make_days", time.Hour, 5 * time.Minute, s.MakeDays},
 		{"drop_days", time.Hour, 10 * time.Minute, func(ctx context.Context) (int, error) {
+			c := kept.Load()
 			return s.DropDays(ctx, c.EventRetention, c.AttemptRetention)
 		}},
 		{"sweep_lanes", time.Second, time.Minute, func(ctx context.Context) (mended int, err error) {
@@ -60,12 +63,12 @@ func newChores(c Config, d Dependencies, m *metrics) []chore {
 		{"bury_cancelled", time.Second, time.Minute, rounds(s.BuryCancelled)},
 		{"expire_backlogs", 5 * time.Second, time.Minute, rounds(s.ExpireBacklogs)},
 		{"purge_dead_letters", time.Minute, 5 * time.Minute, rounds(func(ctx context.Context, n int) (int, error) {
-			return s.PurgeDeadLetters(ctx, c.DeadLetterRetention, n)
+			return s.PurgeDeadLetters(ctx, kept.Load().DeadLetterRetention, n)
 		})},
 		{"purge_idempotency", time.Minute, 5 * time.Minute, rounds(s.PurgeIdempotency)},
 		{"purge_pinned", time.Hour, 5 * time.Minute, rounds(s.PurgePinned)},
 		{"purge_endpoints", time.Hour, 5 * time.Minute, rounds(func(ctx context.Context, n int) (int, error) {
-			return s.PurgeEndpoints(ctx, c.EndpointRetention, n)
+			return s.PurgeEndpoints(ctx, kept.Load().EndpointRetention, n)
 		})},
 		{"queue_figures", 15 * time.Second, time.Minute, func(ctx context.Context) (int, error) {
 			figures, err := s.QueueFigures(ctx)

@@ -87,7 +87,7 @@ func TestSweepGoesRound(t *testing.T) {
 	t.Parallel()
 	s := &lanes{memory: newMemory(), last: 30_000}
 	var sweep chore
-	for _, c := range newChores(Config{}.WithDefaults(), testDependencies(t, s), nil) {
+	for _, c := range newChores(&atomic.Pointer[Config]{}, testDependencies(t, s), nil) {
 		if c.name == "sweep_lanes" {
 			sweep = c
 		}

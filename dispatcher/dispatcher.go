@@ -45,6 +45,7 @@ const flushTime = 10 * time.Second
 // Dispatcher claims, sends and records, and runs the store's chores. It is made by [New] and runs once.
 type Dispatcher struct {
 	config  Config
+	kept    *atomic.Pointer[Config] // with the retention that is in force
 	logger  *slog.Logger
 	metrics *metrics
 	network *network
@@ -94,8 +95,10 @@ func assemble(c Config, d Dependencies, o outside) (*Dispatcher, error) {
 	}
 	sendLife, endSend := context.WithCancel(context.Background())
 	recordLife, endRecord := context.WithCancel(context.Background())
+	kept := &atomic.Pointer[Config]{}
+	kept.Store(&c)
 	p := &Dispatcher{
-		config: c, logger: d.Logger, metrics: m, network: connections, health: newHealth(d.Logger),
+		config: c, kept: kept, logger: d.Logger, metrics: m, network: connections, health: newHealth(d.Logger),
 		jobs: make(chan *job, c.Senders), endSend: endSend, endRecord: endRecord,
 	}
 	p.claimer = newClaimer(c, d, m, p.health, &clock, seats, p.jobs)
@@ -109,8 +112,24 @@ func assemble(c Config, d Dependencies, o outside) (*Dispatcher, error) {
 		})
 	}
 	p.keeper = &keeper{config: c, store: d.Store, logger: d.Logger, slots: slots}
-	p.chores = newChores(c, d, m)
+	p.chores = newChores(kept, d, m)
 	return p, nil
+}
+
+// Change puts a destination policy and the retention of a configuration in force while the dispatcher runs; what else the
+// configuration says is of no account. It fails for one that [Config.Validate] refuses, and then changes nothing.
+//
+// The policy counts for whatever is claimed and connected from now on. Connections to addresses that it forbids are closed,
+// with the requests on them, which count as failed attempts. Retention counts from the next turn of its chore.
+func (p *Dispatcher) Change(c Config, policy *destination.Policy) error {
+	if err := c.Validate(); err != nil {
+		return err
+	}
+	c = c.WithDefaults()
+	p.kept.Store(&c)
+	p.claimer.endpoints.policy.Store(policy)
+	p.network.govern(policy)
+	return nil
 }
 
 // Run delivers until the context ends. Then it claims nothing more, lets the requests in flight go on for Config.Grace,

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/http"
 	"net/url"
+	"sync/atomic"
 	"time"
 
 	"github.com/postrider/postrider/destination"
@@ -49,12 +50,12 @@ type Keyring interface {
 }
 
 // endpoints remembers the endpoints that get deliveries, by id and version: a claim says which version is current, and
-// what is older is read again before anything is sent. Nothing expires by time alone. Only the claimer uses it, so it has
-// no lock.
+// what is older, or was judged by another destination policy, is read again before anything is sent. Nothing expires by
+// time alone. Only the claimer uses it, so it has no lock.
 type endpoints struct {
 	store   Store
 	keyring Keyring
-	policy  *destination.Policy
+	policy  atomic.Pointer[destination.Policy] // anybody may change it
 	logger  *slog.Logger
 	timeout time.Duration // no request takes longer
 	most    int
@@ -63,20 +64,23 @@ type endpoints struct {
 
 type remembered struct {
 	endpoint *endpoint
+	policy   *destination.Policy // by which it was judged
 	used     instant
 }
 
 func newEndpoints(c Config, d Dependencies) *endpoints {
-	return &endpoints{
-		store: d.Store, keyring: d.Keyring, policy: d.Policy, logger: d.Logger,
+	e := &endpoints{
+		store: d.Store, keyring: d.Keyring, logger: d.Logger,
 		timeout: c.MaxTimeout, most: c.Endpoints, known: map[int64]*remembered{},
 	}
+	e.policy.Store(d.Policy)
+	return e
 }
 
 // current returns the endpoint for a claim if what is remembered is at least as new as the claim says, else nil.
 func (e *endpoints) current(c *store.Claim) *endpoint {
 	r := e.known[c.EndpointID]
-	if r == nil || r.endpoint.version < c.Version {
+	if r == nil || r.endpoint.version < c.Version || r.policy != e.policy.Load() {
 		return nil
 	}
 	r.used = now()
@@ -89,12 +93,13 @@ func (e *endpoints) load(ctx context.Context, ids []int64) (map[int64]*endpoint,
 	if err != nil {
 		return nil, fmt.Errorf("load endpoints: %w", err)
 	}
-	read := now()
+	read, policy := now(), e.policy.Load()
 	loaded := make(map[int64]*endpoint, len(ids))
 	for i := range rows {
 		p := e.prepare(&rows[i])
 		loaded[p.id] = p
-		e.known[p.id] = &remembered{endpoint: p, used: read}
+		// Prepared by this policy or by a later one: then it is read once more.
+		e.known[p.id] = &remembered{endpoint: p, policy: policy, used: read}
 	}
 	for _, id := range ids {
 		if loaded[id] == nil {
@@ -173,7 +178,7 @@ func (e *endpoints) template(text string) (*http.Request, *failure) {
 		return nil, &failure{DestinationNotAllowed, "the endpoint's URL cannot be parsed"}
 	}
 	// The address is judged when it is dialled; but what a URL itself shows, its scheme above all, only here.
-	if err := e.policy.CheckURL(target); err != nil {
+	if err := e.policy.Load().CheckURL(target); err != nil {
 		return nil, &failure{DestinationNotAllowed, clean(err.Error())}
 	}
 	target.User, target.Fragment, target.RawFragment = nil, "", ""

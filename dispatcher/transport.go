@@ -8,6 +8,8 @@ import (
 	"net"
 	"net/http"
 	"sync"
+	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/postrider/postrider/destination"
@@ -30,6 +32,7 @@ const (
 
 // network dials under the destination policy and owns the connections: none outlives close.
 type network struct {
+	policy atomic.Pointer[destination.Policy]
 	dialer net.Dialer
 	life   context.Context
 	end    context.CancelFunc
@@ -43,11 +46,32 @@ type network struct {
 // newNetwork makes a network whose connections are made within a time. The resolver may be nil: the system's.
 func newNetwork(policy *destination.Policy, timeout time.Duration, resolver *net.Resolver) *network {
 	life, end := context.WithCancel(context.Background())
-	return &network{
-		dialer: net.Dialer{Timeout: timeout, KeepAlive: pingAfter, Control: policy.Control, Resolver: resolver},
-		life:   life,
-		end:    end,
-		open:   map[*connection]struct{}{},
+	n := &network{
+		life: life,
+		end:  end,
+		open: map[*connection]struct{}{},
+	}
+	n.policy.Store(policy)
+	n.dialer = net.Dialer{Timeout: timeout, KeepAlive: pingAfter, Resolver: resolver, Control: func(network, address string, raw syscall.RawConn) error {
+		return n.policy.Load().Control(network, address, raw)
+	}}
+	return n
+}
+
+// govern puts a policy in force, and closes the connections that it forbids: an idle one would be used again without being
+// dialled, and judged.
+func (n *network) govern(policy *destination.Policy) {
+	n.policy.Store(policy)
+	var forbidden []*connection
+	n.mu.Lock()
+	for c := range n.open {
+		if !c.allowed(policy) {
+			forbidden = append(forbidden, c)
+		}
+	}
+	n.mu.Unlock()
+	for _, c := range forbidden {
+		_ = c.Close()
 	}
 }
 
@@ -78,6 +102,10 @@ func (n *network) dial(ctx context.Context, protocol, address string) (net.Conn,
 	if closed {
 		return nil, errors.Join(net.ErrClosed, c.Close())
 	}
+	// The policy may have changed since the address was judged, before the connection was among the open ones.
+	if policy := n.policy.Load(); !c.allowed(policy) {
+		return nil, errors.Join(policy.Control(protocol, c.RemoteAddr().String(), nil), c.Close())
+	}
 	return c, nil
 }
 
@@ -101,6 +129,10 @@ func (n *network) close() {
 type connection struct {
 	net.Conn
 	network *network
+}
+
+func (c *connection) allowed(policy *destination.Policy) bool {
+	return policy.Control("tcp", c.RemoteAddr().String(), nil) == nil
 }
 
 func (c *connection) Close() error {
