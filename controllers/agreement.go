@@ -16,11 +16,13 @@ import (
 )
 
 // agreement is what an object, its Secret and its row looked like when they were last found in agreement. While the
-// first two look the same, a status can be made without asking the store or the API server again.
+// first two look the same and are judged by the same settings, a status can be made without asking the store or the API
+// server again.
 type agreement struct {
 	uid        types.UID
 	generation int64
 	secret     string // revision
+	settings   *settings
 	hold       hold
 	row        store.Endpoint
 	found      time.Time
@@ -38,8 +40,8 @@ func (r *Reconciler) agree(ctx context.Context, object *v1alpha1.WebhookEndpoint
 	if err != nil {
 		return truth{}, err
 	}
-	now := r.clock()
-	if a, ok := r.agreement(object, secret, now); ok {
+	now, by := r.clock(), r.settings.Load()
+	if a, ok := r.agreement(object, secret, by, now); ok {
 		return truth{generation: a.generation, hold: a.hold, row: a.row, now: now}, nil
 	}
 	row, namespaceUID, err := r.row(ctx, object)
@@ -49,7 +51,7 @@ func (r *Reconciler) agree(ctx context.Context, object *v1alpha1.WebhookEndpoint
 	if row != nil && row.UID == string(object.UID) && row.Generation > object.Generation {
 		return r.older(ctx, object, *row, now)
 	}
-	a, err := r.apply(ctx, object, row, namespaceUID, now)
+	a, err := r.apply(ctx, object, row, namespaceUID, by, now)
 	if err != nil {
 		return truth{}, err
 	}
@@ -61,12 +63,12 @@ func (r *Reconciler) agree(ctx context.Context, object *v1alpha1.WebhookEndpoint
 }
 
 // agreement returns the last one, if it still stands.
-func (r *Reconciler) agreement(object *v1alpha1.WebhookEndpoint, secret string, now time.Time) (agreement, bool) {
+func (r *Reconciler) agreement(object *v1alpha1.WebhookEndpoint, secret string, by *settings, now time.Time) (agreement, bool) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
 	a, ok := r.agreed[nameOf(object)]
 	end := nextEnd(a.row.Keys)
-	return a, ok && a.uid == object.UID && a.generation == object.Generation && a.secret == secret &&
+	return a, ok && a.uid == object.UID && a.generation == object.Generation && a.secret == secret && a.settings == by &&
 		(end.IsZero() || now.Before(end)) && now.Sub(a.found) < agreementAge
 }
 
@@ -169,14 +171,14 @@ func (r *Reconciler) older(ctx context.Context, object *v1alpha1.WebhookEndpoint
 }
 
 // apply makes the row say what the object says, and writes nothing if it does already.
-func (r *Reconciler) apply(ctx context.Context, object *v1alpha1.WebhookEndpoint, row *store.Endpoint, namespaceUID string, now time.Time) (agreement, error) {
+func (r *Reconciler) apply(ctx context.Context, object *v1alpha1.WebhookEndpoint, row *store.Endpoint, namespaceUID string, by *settings, now time.Time) (agreement, error) {
 	secret, err := r.readSecret(ctx, object)
 	if err != nil {
 		return agreement{}, err
 	}
 	defer clear(secret.value)
-	w := interpret(&object.Spec, r.defaults, r.limits, r.checkURL)
-	a := agreement{uid: object.UID, generation: object.Generation, secret: secret.revision, hold: w.hold, found: now}
+	w := interpret(&object.Spec, by.defaults, by.limits, by.checkURL)
+	a := agreement{uid: object.UID, generation: object.Generation, secret: secret.revision, settings: by, hold: w.hold, found: now}
 	if a.hold == (hold{}) {
 		a.hold = secret.hold
 	}

@@ -37,7 +37,7 @@ func (w *world) direct(alter ...func(*Config)) *direct {
 	d.part = newPart(w.store, w.keyring, w.policy, c)
 	d.reconciler = d.part.reconciler(w.client, w.client)
 	d.reconciler.recorder = d.events
-	d.feed = &feed{store: w.store, facts: d.part.facts, ownership: d.part.ownership, metrics: d.part.metrics, log: c.logger()}
+	d.feed = &feed{store: w.store, facts: d.part.facts, ownership: d.part.ownership, metrics: d.part.metrics, review: newReview(&d.part.settings), log: c.logger()}
 	d.claim()
 	return d
 }

@@ -34,6 +34,7 @@ type feed struct {
 	facts     *facts
 	ownership *ownership
 	metrics   *metrics
+	review    *review
 	log       *slog.Logger
 
 	mutex sync.Mutex
@@ -90,6 +91,7 @@ func (f *feed) tick(ctx context.Context) {
 	f.metrics.statusLag.Set(lag.Seconds())
 	f.enqueue(urgent, 0)
 	f.enqueue(idle, handler.LowPriority)
+	f.enqueueReview()
 }
 
 // read asks for activity in one query and for backlogs in another.

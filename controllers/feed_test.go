@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -90,7 +91,7 @@ func newDesk(ctx context.Context, t *testing.T, n int) *desk {
 	close(o.granted)
 	d.feed = &feed{
 		store: d.store, facts: newFacts(budgets{}, time.Now), ownership: o,
-		metrics: newMetrics(prometheus.NewRegistry()), log: slog.New(slog.DiscardHandler),
+		metrics: newMetrics(prometheus.NewRegistry()), review: newReview(&atomic.Pointer[settings]{}), log: slog.New(slog.DiscardHandler),
 	}
 	if err := d.feed.source().Start(ctx, deskQueue{desk: d}); err != nil {
 		t.Fatal(err)

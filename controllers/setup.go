@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/url"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -93,7 +94,7 @@ type part struct {
 	config     Config
 	store      Store
 	keyring    *keyring.Keyring
-	policy     URLPolicy
+	settings   atomic.Pointer[settings]
 	metrics    *metrics
 	facts      *facts
 	ownership  *ownership
@@ -104,7 +105,7 @@ type part struct {
 
 func newPart(s Store, ring *keyring.Keyring, policy URLPolicy, c Config) *part {
 	p := &part{
-		config: c, store: s, keyring: ring, policy: policy,
+		config: c, store: s, keyring: ring,
 		metrics:    newMetrics(orDefault[prometheus.Registerer](c.registerer, ctrlmetrics.Registry)),
 		facts:      newFacts(c.budgetsOfStatus(), c.now()),
 		ownership:  newOwnership(),
@@ -112,6 +113,7 @@ func newPart(s Store, ring *keyring.Keyring, policy URLPolicy, c Config) *part {
 		namespaces: newDeletions(nil),
 	}
 	p.endpoints = newDeletions(p.sweeper.ask)
+	p.settings.Store(settingsOf(c, policy))
 	return p
 }
 
@@ -130,7 +132,7 @@ func (p *part) manager(ctx context.Context, api *rest.Config) (ctrl.Manager, err
 	}
 	p.setUpOwnership(mgr)
 	p.setUpSweeper(mgr)
-	feed := &feed{store: p.store, facts: p.facts, ownership: p.ownership, metrics: p.metrics, log: p.config.logger()}
+	feed := &feed{store: p.store, facts: p.facts, ownership: p.ownership, metrics: p.metrics, log: p.config.logger(), review: newReview(&p.settings)}
 	for _, runnable := range []manager.Runnable{p.ownership, p.sweeper, feed} {
 		if err := mgr.Add(runnable); err != nil {
 			return nil, fmt.Errorf("assemble the controllers: %w", err)
@@ -218,8 +220,7 @@ func (p *part) setUpSweeper(mgr ctrl.Manager) {
 func (p *part) reconciler(cached client.Client, live client.Reader) *Reconciler {
 	return &Reconciler{
 		client: cached, live: live,
-		store: p.store, keyring: p.keyring, checkURL: p.policy.CheckURL,
-		defaults: p.config.Defaults, limits: p.config.Limits, namespaces: p.all(),
+		store: p.store, keyring: p.keyring, settings: &p.settings, namespaces: p.all(),
 		ownership: p.ownership, deletions: p.endpoints, facts: p.facts, metrics: p.metrics,
 		log: p.config.logger(), clock: p.config.now(),
 		agreed: map[types.NamespacedName]agreement{},

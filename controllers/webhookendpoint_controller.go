@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"net/url"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -59,9 +59,7 @@ type Reconciler struct {
 	live       client.Reader // reads from the API server
 	store      Store
 	keyring    *keyring.Keyring
-	checkURL   func(*url.URL) error
-	defaults   Defaults
-	limits     Limits
+	settings   *atomic.Pointer[settings]
 	namespaces bool // their metadata is watched
 	ownership  *ownership
 	deletions  *deletions
