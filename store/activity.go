@@ -103,10 +103,10 @@ func (s *Store) Backlogs(ctx context.Context, endpointIDs []int64) ([]Backlog, e
 }
 
 const queueFigures = `
-SELECT (SELECT count(*) FROM (SELECT FROM (SELECT lane_id FROM postrider.lane WHERE ready_at <= now() ORDER BY ready_at) l CROSS JOIN LATERAL (
+SELECT (SELECT count(*) FROM (SELECT FROM (SELECT lane_id FROM postrider.lane WHERE ready_at <= now() AND NOT ` + stopped + ` ORDER BY ready_at) l CROSS JOIN LATERAL (
             SELECT FROM postrider.delivery d
             WHERE d.lane_id = l.lane_id AND d.available_at <= now() AND d.claim_token IS NULL LIMIT $1) d LIMIT $2) AS bounded)::int,
-       (SELECT min(first.available_at) FROM (SELECT lane_id FROM postrider.lane WHERE ready_at <= now() ORDER BY ready_at LIMIT 1000) l
+       (SELECT min(first.available_at) FROM (SELECT lane_id FROM postrider.lane WHERE ready_at <= now() AND NOT ` + stopped + ` ORDER BY ready_at LIMIT 1000) l
         CROSS JOIN LATERAL (
             SELECT available_at FROM postrider.delivery d
             WHERE d.lane_id = l.lane_id AND d.available_at <= now() AND d.claim_token IS NULL ORDER BY available_at, id LIMIT 1) first),
@@ -117,6 +117,7 @@ SELECT (SELECT count(*) FROM (SELECT FROM (SELECT lane_id FROM postrider.lane WH
         FROM generate_series(1, 7) AS n CROSS JOIN LATERAL (
             SELECT to_regclass('postrider.event_' || suffix) IS NOT NULL AND to_regclass('postrider.attempt_' || suffix) IS NOT NULL AS there
             FROM to_char((now() AT TIME ZONE 'UTC')::date + n, 'YYYYMMDD') AS suffix) day)::int,
+       ` + stopped + `, (SELECT count(*) FROM postrider.pause WHERE namespace <> '' AND paused_at IS NOT NULL)::int,
        now()`
 
 // figureLimit bounds QueueFigures.Claimable and DeadLetters: counting must not become a transaction that is felt.
@@ -127,7 +128,7 @@ func (s *Store) QueueFigures(ctx context.Context) (QueueFigures, error) {
 	var f QueueFigures
 	var oldest *time.Time
 	if err := s.pool.QueryRow(ctx, queueFigures, CountLimit, figureLimit).
-		Scan(&f.Claimable, &oldest, &f.InFlight, &f.OpenCircuits, &f.DeadLetters, &f.DaysAhead, &f.At); err != nil {
+		Scan(&f.Claimable, &oldest, &f.InFlight, &f.OpenCircuits, &f.DeadLetters, &f.DaysAhead, &f.Paused, &f.PausedNamespaces, &f.At); err != nil {
 		return QueueFigures{}, fmt.Errorf("measure the queue: %w", err)
 	}
 	f.OldestDue = orZero(oldest)

@@ -16,7 +16,8 @@ const (
 
 // letsExpire tells of a lane l that its backlog dies of age. A max_duration of 0 means one attempt, which is still due.
 const letsExpire = `l.open_until IS NOT NULL AND l.cancelled_at IS NULL AND l.gone_at IS NULL AND NOT l.paused AND NOT l.blocked
-    AND l.max_duration > '0' AND (l.resumed_at IS NULL OR l.resumed_at <= now() - l.max_duration)`
+    AND l.max_duration > '0' AND coalesce(greatest(l.resumed_at, ` + stoppedUntil + `), '-infinity') <= now() - l.max_duration
+    AND NOT ` + stopped
 
 // Candidates are found without a lock, $1 rows at most; their events are pinned and their endpoints marked before any
 // lane is locked, in the order that completions take them in. Then the lanes, then the rows that are still unclaimed.

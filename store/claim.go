@@ -16,7 +16,7 @@ import (
 const lockReady = `
 SELECT lane_id, coalesce(lease_end <= now(), false)
 FROM postrider.lane
-WHERE ready_at <= now() AND lane_id <> ALL($2::bigint[])
+WHERE ready_at <= now() AND lane_id <> ALL($2::bigint[]) AND NOT ` + stopped + `
 ORDER BY ready_at LIMIT $1
 FOR NO KEY UPDATE SKIP LOCKED`
 
@@ -28,7 +28,8 @@ FOR NO KEY UPDATE SKIP LOCKED`
 const lockOldest = `
 SELECT lane_id, coalesce(lease_end <= now(), false)
 FROM postrider.lane
-WHERE lane_id = (SELECT lane_id FROM postrider.lane WHERE ready_at <= now() AND lane_id <> ALL($1::bigint[]) ORDER BY ready_at LIMIT 1)
+WHERE lane_id = (SELECT lane_id FROM postrider.lane WHERE ready_at <= now() AND lane_id <> ALL($1::bigint[]) AND NOT ` + stopped + `
+                 ORDER BY ready_at LIMIT 1)
 FOR NO KEY UPDATE`
 
 // reap frees ended leases of locked lanes ($1) and recounts what is in flight: afterwards they are ordinary unclaimed
@@ -81,6 +82,7 @@ WITH turn AS MATERIALIZED (
     CROSS JOIN LATERAL (SELECT CASE WHEN l.rate IS NOT NULL THEN
         greatest(l.token_at, now() - (l.burst - 1) / l.rate * interval '1 s') END AS token_at) full_at
     WHERE l.lane_id = ANY($1::bigint[]) AND (l.ready_at <= now()) IS TRUE -- as a bare condition it may lead by the wrong index
+      AND NOT ` + stopped + ` -- by now: the locks may have been waited for
 ), taken AS (
     UPDATE postrider.delivery SET attempt = attempt + 1, claim_token = $3::uuid, lease_until = now() + $4::interval
     WHERE id = ANY(ARRAY(
@@ -111,7 +113,7 @@ WITH turn AS MATERIALIZED (
     RETURNING l.ready_at
 )
 SELECT k.id, k.lane_id, k.endpoint_id, t.version, k.event_id, k.replay_no, k.attempt, coalesce(k.ordering_key, ''),
-       k.accepted_at, greatest(k.accepted_at, t.resumed_at), t.probe,
+       k.accepted_at, greatest(k.accepted_at, t.resumed_at, ` + stoppedUntil + `), t.probe,
        b.type, b.content_type, coalesce(b.traceparent, ''), b.headers, b.body,
        (SELECT bool_or(ready_at <= now()) FROM turned)
 FROM taken k
@@ -143,50 +145,62 @@ func (s *Store) Claim(ctx context.Context, r ClaimRequest) (batch Batch, err err
 	}
 	defer finish(ctx, conn, &err)
 
-	ids, expired, at, err := lockLanesFor(ctx, conn, lockReady, lanes, exclude)
-	if err == nil && len(ids) == 0 {
+	ready, err := lockLanesFor(ctx, conn, lockReady, lanes, exclude)
+	if err == nil && len(ready.ids) == 0 && !ready.paused {
 		if _, err = conn.Exec(ctx, "commit"); err == nil {
-			ids, expired, at, err = lockLanesFor(ctx, conn, lockOldest, exclude)
+			ready, err = lockLanesFor(ctx, conn, lockOldest, exclude)
 		}
 	}
 	if err != nil {
 		return Batch{}, fmt.Errorf("claim: lock ready lanes: %w", err)
 	}
-	if len(ids) == 0 {
+	if len(ready.ids) == 0 || ready.paused {
 		if _, err = conn.Exec(ctx, "commit"); err != nil {
 			return Batch{}, fmt.Errorf("claim: %w", err)
 		}
-		return Batch{At: at}, nil
+		return Batch{At: ready.at, Paused: ready.paused}, nil
 	}
-	batch, err = s.take(ctx, conn, r, ids, expired)
+	batch, err = s.take(ctx, conn, r, ready.ids, ready.expired)
 	if err != nil {
 		return Batch{}, fmt.Errorf("claim: take deliveries: %w", err)
 	}
-	batch.At = at
+	batch.At = ready.at
 	return batch, nil
 }
 
-// lockLanesFor begins a transaction and locks lanes. expired: those that may hold an ended lease.
-func lockLanesFor(ctx context.Context, conn *pgxpool.Conn, lock string, args ...any) (ids, expired []int64, at time.Time, err error) {
+// readyLanes are lanes that a claim has locked.
+type readyLanes struct {
+	ids     []int64
+	expired []int64   // of these: may hold an ended lease
+	at      time.Time // the database's clock
+	paused  bool      // the whole installation is: there is nothing to claim
+}
+
+// lockLanesFor begins a transaction and locks lanes. It stays behind the barrier until the claim commits: whoever pauses
+// the installation waits for claims that do not know of it, and take, which comes later, looks again.
+func lockLanesFor(ctx context.Context, conn *pgxpool.Conn, lock string, args ...any) (ready readyLanes, err error) {
 	b := &pgx.Batch{}
 	b.Queue("begin")
-	b.Queue("SELECT now()").QueryRow(func(row pgx.Row) error { return row.Scan(&at) })
+	b.Queue("SELECT now(), "+joinBarrier+"($1), "+stopped, int64(claimBarrier)).QueryRow(func(row pgx.Row) error {
+		var joined bool
+		err := row.Scan(&ready.at, &joined, &ready.paused)
+		ready.paused = ready.paused || !joined // somebody who pauses it is waiting for claims
+		return err
+	})
 	b.Queue(lock, args...).Query(func(rows pgx.Rows) error {
-		for rows.Next() {
-			var id int64
-			var ended bool
-			if err := rows.Scan(&id, &ended); err != nil {
-				return err
-			}
-			ids = append(ids, id)
+		var id int64
+		var ended bool
+		_, err := pgx.ForEachRow(rows, []any{&id, &ended}, func() error {
+			ready.ids = append(ready.ids, id)
 			if ended {
-				expired = append(expired, id)
+				ready.expired = append(ready.expired, id)
 			}
-		}
-		return rows.Err()
+			return nil
+		})
+		return err
 	})
 	err = send(ctx, conn, b)
-	return ids, expired, at, err
+	return ready, err
 }
 
 func (s *Store) take(ctx context.Context, conn *pgxpool.Conn, r ClaimRequest, ids, expired []int64) (Batch, error) {

@@ -49,4 +49,7 @@ type QueueFigures struct {
 	OpenCircuits int
 	DeadLetters  int // to 100,000
 	DaysAhead    int // days after today whose partitions are there, without a gap
+
+	Paused           bool // the whole installation: nothing is claimable
+	PausedNamespaces int
 }

@@ -39,6 +39,8 @@ var hotStatements = []struct{ name, sql, index string }{
 	{"unparkRows", unparkRows, "delivery_due"},
 	{"buryCancelled", buryCancelled, "delivery_pkey"},
 	{"buryExpired", buryExpired, "delivery_pkey"},
+	{"holdLanes", holdLanes, "lane_pkey"},
+	{"unholdLanes", unholdLanes, "lane_pkey"},
 }
 
 // One dead endpoint with 1,000,000 deliveries due before anything else, beside 100 healthy ones with 10 each. The healthy
@@ -180,7 +182,7 @@ var (
 	// What each index begins with: a condition that lacks it reads the whole index.
 	leading = map[string]string{
 		"lane_ready": "ready_at", "lane_pkey": "lane_id", "delivery_due": "lane_id", "delivery_key": "lane_id", "endpoint_pkey": "endpoint_id",
-		"namespace_version_pkey": "namespace",
+		"namespace_version_pkey": "namespace", "pause_pkey": "namespace",
 	}
 )
 

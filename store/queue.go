@@ -22,6 +22,7 @@ type Batch struct {
 	At     time.Time // the database's clock at the claim; leases count from here
 	Lanes  int       // lanes that were ready and locked; 0: nothing is due now
 	Reaped int       // leases that had ended without a result, freed by this claim
+	Paused bool      // the whole installation is paused: nothing was looked for
 	More   bool      // claiming again at once may get more: a lane is still ready, or there were as many as asked for
 }
 
@@ -37,7 +38,7 @@ type Claim struct {
 	Attempt     int // 1 is the first
 	OrderingKey string
 	AcceptedAt  time.Time
-	AgeFrom     time.Time // the later of AcceptedAt and the end of the last hold: maxDuration counts from here
+	AgeFrom     time.Time // the later of AcceptedAt and the end of the last hold or pause: maxDuration counts from here
 	Probe       bool      // the one request that an open circuit lets through
 
 	EventType   string
