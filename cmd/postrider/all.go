@@ -5,7 +5,6 @@ import (
 )
 
 func allCommand() *cobra.Command {
-	var s site
-	return partsCommand("all", "Run controller, dispatcher and ingest in one process, for development", &s, controllerRegistry,
-		&controlling{site: &s}, &dispatching{site: &s}, &accepting{})
+	return partsCommand("all", "Run controller, dispatcher and ingest in one process, for development", controllerRegistry,
+		func(s *site) []part { return []part{&controlling{site: s}, &dispatching{site: s}, &accepting{}} })
 }

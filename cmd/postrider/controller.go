@@ -9,6 +9,7 @@ import (
 	ctrlmetrics "sigs.k8s.io/controller-runtime/pkg/metrics"
 
 	"github.com/postrider/postrider/controllers"
+	"github.com/postrider/postrider/destination"
 )
 
 // controlling configures the controllers.
@@ -18,9 +19,8 @@ type controlling struct {
 }
 
 func controllerCommand() *cobra.Command {
-	var s site
-	return partsCommand("controller", "Reconcile endpoints into the database, and write their status", &s, controllerRegistry,
-		&controlling{site: &s})
+	return partsCommand("controller", "Reconcile endpoints into the database, and write their status", controllerRegistry,
+		func(s *site) []part { return []part{&controlling{site: s}} })
 }
 
 func (k *controlling) name() string { return "controller" }
@@ -56,6 +56,9 @@ func (k *controlling) flags(f *pflag.FlagSet) {
 	f.DurationVar(&k.config.Limits.RotationWindow, "limit-rotation-window", 0, "ceiling of an endpoint's rotationWindow (default: that of the API)")
 	f.IntVar(&k.config.Limits.MaxAttempts, "limit-max-attempts", 0, "ceiling of an endpoint's retry.maxAttempts (default: that of the API)")
 	f.DurationVar(&k.config.Limits.MaxDuration, "limit-max-duration", 0, "ceiling of an endpoint's retry.maxDuration (default: that of the API)")
+	mayChange(f, "default-timeout", "default-max-concurrency", "default-rotation-window", "default-max-attempts", "default-max-duration",
+		"default-backoff-base", "default-backoff-factor", "default-backoff-cap", "default-failure-threshold", "default-cooldown", "default-max-cooldown",
+		"limit-max-concurrency", "limit-rotation-window", "limit-max-attempts", "limit-max-duration")
 }
 
 func (k *controlling) validate() error {
@@ -68,6 +71,10 @@ func (k *controlling) build(_ context.Context, on ground) (runner, error) {
 	c := k.config
 	c.Logger = on.log
 	return controllers.New(on.kubernetes, on.store, on.keyring, on.policy, c)
+}
+
+func (k *controlling) change(running runner, policy *destination.Policy) error {
+	return running.(*controllers.Controllers).Change(k.config, policy) //nolint:errcheck,forcetypeassert // build made it
 }
 
 // controllerRegistry is controller-runtime's own, where its libraries have registered what they measure.

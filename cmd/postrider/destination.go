@@ -21,6 +21,7 @@ func (r *reach) flags(f *pflag.FlagSet) {
 	f.StringSliceVar(&r.config.DeniedCIDRs, "destination-denied-cidrs", nil, "ranges that may not be sent to, whatever is allowed")
 	f.IntSliceVar(&r.config.AllowedPorts, "destination-allowed-ports", nil, "the only ports that may be sent to (default: any)")
 	f.BoolVar(&r.config.AllowHTTP, "destination-allow-http", false, "send to http:// URLs too, not to https:// alone")
+	mayChange(f, "destination-allowed-cidrs", "destination-denied-cidrs", "destination-allowed-ports", "destination-allow-http")
 	f.DurationVar(&r.timeout, "limit-timeout", 30*time.Second, "ceiling of an endpoint's timeout, 1s to 30s")
 }
 

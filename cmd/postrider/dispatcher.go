@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"github.com/postrider/postrider/controllers"
+	"github.com/postrider/postrider/destination"
 	"github.com/postrider/postrider/dispatcher"
 	"github.com/postrider/postrider/keyring"
 	"github.com/postrider/postrider/store"
@@ -19,9 +20,8 @@ type dispatching struct {
 }
 
 func dispatcherCommand() *cobra.Command {
-	var s site
-	return partsCommand("dispatcher", "Claim, sign and send what is due, and run the store's chores", &s, newRegistry,
-		&dispatching{site: &s})
+	return partsCommand("dispatcher", "Claim, sign and send what is due, and run the store's chores", newRegistry,
+		func(s *site) []part { return []part{&dispatching{site: s}} })
 }
 
 func (d *dispatching) name() string { return "dispatcher" }
@@ -43,6 +43,7 @@ func (d *dispatching) flags(f *pflag.FlagSet) {
 	f.DurationVar(&d.config.AttemptRetention, "attempt-retention", c.AttemptRetention, "how long the history of attempts is kept")
 	f.DurationVar(&d.config.DeadLetterRetention, "dead-letter-retention", c.DeadLetterRetention, "how long dead letters are kept")
 	f.DurationVar(&d.config.EndpointRetention, "endpoint-retention", c.EndpointRetention, "how long the rows of deleted endpoints are kept")
+	mayChange(f, "event-retention", "attempt-retention", "dead-letter-retention", "endpoint-retention")
 }
 
 func (d *dispatching) validate() error {
@@ -62,6 +63,10 @@ func (d *dispatching) build(ctx context.Context, on ground) (runner, error) {
 	return dispatcher.New(d.config, dispatcher.Dependencies{ //nolint:contextcheck // its requests end by Run's context, not by this one
 		Store: on.store, Keyring: on.keyring, Policy: on.policy, Logger: on.log, Metrics: on.metrics,
 	})
+}
+
+func (d *dispatching) change(running runner, policy *destination.Policy) error {
+	return running.(*dispatcher.Dispatcher).Change(d.config, policy) //nolint:errcheck,forcetypeassert // build made it
 }
 
 // checkKeyring refuses a keyring that lacks a key which the database needs. A database that is away is no reason to refuse.

@@ -34,28 +34,65 @@ func fromEnvironment(flags *pflag.FlagSet, lookup func(string) (string, bool)) e
 	return errors.Join(problems...)
 }
 
+// fromProcess fills flags from the environment of the process.
+func fromProcess(flags *pflag.FlagSet) error { return fromEnvironment(flags, os.LookupEnv) }
+
+// commandLine has the flags that a command was given, to give them to another set too.
+type commandLine map[string][]string
+
+func commandLineOf(flags *pflag.FlagSet) commandLine {
+	g := commandLine{}
+	flags.Visit(func(f *pflag.Flag) {
+		g[f.Name] = []string{f.Value.String()}
+		if list, isList := f.Value.(pflag.SliceValue); isList {
+			g[f.Name] = list.GetSlice()
+		}
+	})
+	return g
+}
+
+func (g commandLine) restore(flags *pflag.FlagSet) error {
+	var problems []error
+	for name, values := range g {
+		if f := flags.Lookup(name); f != nil {
+			problems = append(problems, give(f, values))
+		}
+	}
+	return errors.Join(problems...)
+}
+
 // settings are what a command is configured by: flags to declare, and a check that names each problem.
 type settings interface {
 	flags(*pflag.FlagSet)
 	validate() error
 }
 
+func declare(flags *pflag.FlagSet, all []settings) {
+	for _, s := range all {
+		s.flags(flags)
+	}
+}
+
+// resolve fills the flags that the command line did not give, each from the first source that has it, and checks all.
+func resolve(flags *pflag.FlagSet, all []settings, sources ...func(*pflag.FlagSet) error) error {
+	var problems []error
+	for _, source := range sources {
+		problems = append(problems, source(flags))
+	}
+	for _, s := range all {
+		problems = append(problems, s.validate())
+	}
+	if err := errors.Join(problems...); err != nil {
+		return fmt.Errorf("the configuration has problems:\n%s", indent(err))
+	}
+	return nil
+}
+
 // configure declares the flags of some settings on a command, and has them filled and checked before it runs.
 func configure(c *cobra.Command, all ...settings) *cobra.Command {
-	for _, s := range all {
-		s.flags(c.Flags())
-	}
+	declare(c.Flags(), all)
 	c.Args = cobra.NoArgs
-	c.PreRunE = func(c *cobra.Command, _ []string) error {
-		problems := []error{fromEnvironment(c.Flags(), os.LookupEnv)}
-		for _, s := range all {
-			problems = append(problems, s.validate())
-		}
-		if err := errors.Join(problems...); err != nil {
-			return fmt.Errorf("the configuration has problems:\n%s", indent(err))
-		}
-		return nil
-	}
+	c.PreRunE = func(c *cobra.Command, _ []string) error { return resolve(c.Flags(), all, fromProcess) }
 	return c
 }
 

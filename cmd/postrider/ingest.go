@@ -6,6 +6,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/postrider/postrider/destination"
 	"github.com/postrider/postrider/ingest"
 )
 
@@ -15,7 +16,7 @@ type accepting struct {
 }
 
 func ingestCommand() *cobra.Command {
-	return partsCommand("ingest", "Accept events over HTTP", new(site), newRegistry, &accepting{})
+	return partsCommand("ingest", "Accept events over HTTP", newRegistry, func(*site) []part { return []part{&accepting{}} })
 }
 
 func (a *accepting) name() string { return "ingest" }
@@ -50,3 +51,6 @@ func (a *accepting) validate() error { return a.config.Validate() }
 func (a *accepting) build(_ context.Context, on ground) (runner, error) {
 	return ingest.New(a.config, ingest.Parts{Store: on.store, Kubernetes: on.kubernetes, Log: on.log, Metrics: on.metrics})
 }
+
+// change has nothing to do: of ingest's settings none may change but what is logged.
+func (*accepting) change(runner, *destination.Policy) error { return nil }

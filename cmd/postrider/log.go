@@ -12,10 +12,12 @@ import (
 type logging struct {
 	level  string
 	format string
+	least  slog.LevelVar // what is in force
 }
 
 func (l *logging) flags(f *pflag.FlagSet) {
 	f.StringVar(&l.level, "log-level", "info", "least level that is logged: debug, info, warn or error")
+	mayChange(f, "log-level")
 	f.StringVar(&l.format, "log-format", "json", "json, or text for reading by eye")
 }
 
@@ -32,9 +34,8 @@ func (l *logging) validate() error {
 
 // logger also becomes the default, for what libraries log.
 func (l *logging) logger(part string) *slog.Logger {
-	var level slog.Level
-	_ = level.UnmarshalText([]byte(l.level)) // validated
-	options := &slog.HandlerOptions{Level: level}
+	l.follow(l)
+	options := &slog.HandlerOptions{Level: &l.least}
 	var handler slog.Handler = slog.NewJSONHandler(os.Stderr, options)
 	if l.format == "text" {
 		handler = slog.NewTextHandler(os.Stderr, options)
@@ -42,4 +43,11 @@ func (l *logging) logger(part string) *slog.Logger {
 	log := slog.New(handler).With("part", part)
 	slog.SetDefault(log)
 	return log
+}
+
+// follow puts the level of other settings in force, for loggers that are made and in use.
+func (l *logging) follow(next *logging) {
+	var level slog.Level
+	_ = level.UnmarshalText([]byte(next.level)) // validated
+	l.least.Set(level)
 }

@@ -5,18 +5,28 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"sync/atomic"
+	"sync"
 
 	"golang.org/x/sync/errgroup"
 )
 
 var errStarting = errors.New("starting")
 
-// runParts runs parts side by side, with probes and metrics, until the context ends or one of them fails: then the
-// others stop too.
-func runParts(ctx context.Context, log *slog.Logger, s *site, metrics registry, parts ...part) error {
-	log.Info("starting", "version", version)
-	ready := make([]atomic.Pointer[runner], len(parts))
+// process runs some parts side by side.
+type process struct {
+	log     *slog.Logger
+	metrics registry
+	first   *site // that of the start: what does not change
+
+	mutex   sync.Mutex
+	now     *assembly // what is in force
+	running []runner  // nil: not built yet
+}
+
+// run runs the parts, with probes and metrics, until the context ends or one of them fails: then the others stop too.
+// again reads the settings anew, with those of the file given.
+func (p *process) run(ctx context.Context, again func([]byte) (*assembly, error)) error {
+	p.log.Info("starting", "version", version)
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	group, groupCtx := errgroup.WithContext(ctx)
@@ -24,17 +34,13 @@ func runParts(ctx context.Context, log *slog.Logger, s *site, metrics registry, 
 	probing, endProbing := context.WithCancel(context.WithoutCancel(ctx))
 	defer endProbing()
 	probed := make(chan error, 1)
-	go func() { probed <- s.watch.serve(probing, log, metrics, func() error { return allReady(ready) }) }()
-	for i, p := range parts {
-		group.Go(func() error {
-			r, opened, err := s.prepare(groupCtx, log, metrics, p)
-			if err != nil {
-				return err
-			}
-			defer opened.Close()
-			ready[i].Store(&r)
-			return r.Run(groupCtx)
-		})
+	go func() { probed <- p.first.watch.serve(probing, p.log, p.metrics, p.ready) }()
+	var following sync.WaitGroup
+	defer following.Wait()
+	defer stop()
+	following.Go(func() { p.follow(ctx, again) })
+	for i := range p.running {
+		group.Go(func() error { return p.runPart(groupCtx, i) })
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- group.Wait() }()
@@ -48,6 +54,59 @@ func runParts(ctx context.Context, log *slog.Logger, s *site, metrics registry, 
 	}
 }
 
+func (p *process) runPart(ctx context.Context, i int) error {
+	p.mutex.Lock()
+	part := p.now.parts[i]
+	p.mutex.Unlock()
+	on, err := p.first.prepare(ctx, p.log, p.metrics, part)
+	if err != nil {
+		return err
+	}
+	defer on.store.Close()
+	r, err := p.build(ctx, i, on)
+	if err != nil {
+		return err
+	}
+	return r.Run(ctx)
+}
+
+// build makes a part of what is in force now, which may have changed while the database was waited for.
+func (p *process) build(ctx context.Context, i int, on ground) (runner, error) {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	var err error
+	if on.policy, err = p.now.site.to.policy(); err != nil {
+		return nil, err
+	}
+	r, err := p.now.parts[i].build(ctx, on)
+	if err != nil {
+		return nil, err
+	}
+	p.running[i] = r
+	return r, nil
+}
+
+// change puts another assembly in force.
+func (p *process) change(next *assembly) error {
+	policy, err := next.site.to.policy()
+	if err != nil {
+		return err
+	}
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	for i, r := range p.running {
+		if r == nil {
+			continue
+		}
+		if err := next.parts[i].change(r, policy); err != nil {
+			return err
+		}
+	}
+	p.now = next
+	p.first.log.follow(&next.site.log)
+	return nil
+}
+
 func withoutCancel(err error) error {
 	if errors.Is(err, context.Canceled) {
 		return nil
@@ -55,13 +114,15 @@ func withoutCancel(err error) error {
 	return err
 }
 
-func allReady(parts []atomic.Pointer[runner]) error {
-	for i := range parts {
-		r := parts[i].Load()
+// ready answers /readyz.
+func (p *process) ready() error {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	for _, r := range p.running {
 		if r == nil {
 			return errStarting
 		}
-		if err := (*r).Ready(); err != nil {
+		if err := r.Ready(); err != nil {
 			return fmt.Errorf("not ready: %w", err)
 		}
 	}
