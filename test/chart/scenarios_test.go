@@ -19,7 +19,7 @@ func TestDefaultsGiveAWorkingStackWithAnEmbeddedPostgres(t *testing.T) {
 	t.Parallel()
 	r := render(t, scenario{})
 	same(t, "Deployments", r.names("Deployment"), "postrider-controller", "postrider-dispatcher", "postrider-ingest")
-	same(t, "Services", r.names("Service"), "postrider-ingest", "postrider-postgres")
+	same(t, "Services", r.names("Service"), "postrider-database", "postrider-ingest", "postrider-postgres")
 	same(t, "PodDisruptionBudgets", r.names("PodDisruptionBudget"), "postrider-controller", "postrider-dispatcher", "postrider-ingest")
 	same(t, "HorizontalPodAutoscalers", r.names("HorizontalPodAutoscaler"))
 	same(t, "PodMonitors", r.names("PodMonitor"))
@@ -34,6 +34,16 @@ func TestDefaultsGiveAWorkingStackWithAnEmbeddedPostgres(t *testing.T) {
 	}
 	if p.spec.SecurityContext.FSGroup == nil || p.spec.SecurityContext.RunAsUser == nil {
 		t.Error("the embedded Postgres has no fsGroup or no runAsUser")
+	}
+	for _, part := range []string{"postrider-controller", "postrider-dispatcher", "postrider-ingest"} {
+		for _, c := range r.pod(t, part).containers() {
+			if url := variableOf(c, "POSTRIDER_DATABASE_URL").Value; !strings.Contains(url, "@postrider-database.postrider-system.svc:5432/") {
+				t.Errorf("%s/%s connects with %q, want the Service that has an address", part, c.Name, url)
+			}
+		}
+	}
+	if ip := as[corev1.Service](t, r.get(t, "Service", "postrider-database")).Spec.ClusterIP; ip != "" {
+		t.Errorf("the Service in front of Postgres has clusterIP %q, want one of the cluster's choice", ip)
 	}
 	if !strings.Contains(r.notes, "not for production") || !strings.Contains(r.notes, "data-postrider-postgres-0") || !strings.Contains(r.notes, "postrider-keyring") {
 		t.Errorf("the notes do not warn of the embedded Postgres, or do not say what stays:\n%s", r.notes)

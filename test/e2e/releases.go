@@ -76,7 +76,7 @@ func (w *world) borrow(ctx context.Context) error {
 	}
 	database := url.URL{
 		Scheme: "postgres", User: url.UserPassword("postrider", string(secret.Data["password"])),
-		Host: release + "-postgres." + system + ".svc:5432", Path: "/postrider", RawQuery: "sslmode=disable",
+		Host: release + "-database." + system + ".svc:5432", Path: "/postrider", RawQuery: "sslmode=disable",
 	}
 	_, err = w.client.CoreV1().Secrets(others).Create(ctx, &corev1.Secret{
 		ObjectMeta: metav1.ObjectMeta{Name: "borrowed"}, StringData: map[string]string{"url": database.String()},

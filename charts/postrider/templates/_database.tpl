@@ -17,6 +17,12 @@
 {{ include "postrider.fullname" . }}-postgres
 {{- end }}
 
+{{/* Where the embedded Postgres is reached. A StatefulSet's own Service, without an address, would do; but its name resolves to
+the pod's address, or to nothing, and the DNS remembers either for a while after the pod was replaced. */}}
+{{- define "postrider.databaseService" -}}
+{{ include "postrider.fullname" . }}-database
+{{- end }}
+
 {{/* What a container connects with. Credentials are files, so that a rotated password needs no restart: variables never
 change. "database" is the volume of the parts, "database-owner" that of migrations, which the schema's owner makes, past a
 pooler; both are mounted in the same place. */}}
@@ -32,7 +38,7 @@ pooler; both are mounted in the same place. */}}
 {{- $v := .root.Values -}}
 {{- $kind := include "postrider.database" .root -}}
 {{- if eq $kind "embedded" -}}
-- {name: POSTRIDER_DATABASE_URL, value: "postgres://postrider@{{ include "postrider.postgresName" .root }}.{{ .root.Release.Namespace }}.svc:5432/postrider?sslmode=disable"}
+- {name: POSTRIDER_DATABASE_URL, value: "postgres://postrider@{{ include "postrider.databaseService" .root }}.{{ .root.Release.Namespace }}.svc:5432/postrider?sslmode=disable"}
 - {name: POSTRIDER_DATABASE_PASSWORD_FILE, value: /etc/postrider/database/password}
 {{- else -}}
 - {name: POSTRIDER_DATABASE_URL_FILE, value: /etc/postrider/database/url}
