@@ -43,12 +43,14 @@ type NewEvent struct {
 	Targets        []Target
 }
 
-// Acceptance is what became of one NewEvent. Exactly one of these holds: Stale, Original set, or accepted.
+// Acceptance is what became of one NewEvent. Exactly one of these holds: Err set, Stale, Original set, or accepted.
 type Acceptance struct {
 	EventID    uuid.UUID // of the new event, or of the original
 	AcceptedAt time.Time
 	Stale      bool      // the matching table has moved: load it, match and accept again; nothing was stored
 	Original   *Original // the idempotency key was there already; nothing was stored
+	Recovered  bool      // accepted by a commit whose answer was lost: it was found, or repeated under the same id
+	Err        error     // ErrRefused for a value that the database refuses; else nothing is known to be stored
 }
 
 // Original is the event that holds an idempotency key.
@@ -60,7 +62,8 @@ type Original struct {
 	Endpoints   []string // names, in the order of the fan-out
 }
 
-// EventTime returns when an event was accepted, to the millisecond: its id carries it (RFC 9562, UUIDv7).
+// EventTime returns when an event was accepted, by the database's clock as it was followed, which is some milliseconds off
+// at most: its id carries it (RFC 9562, UUIDv7).
 func EventTime(id uuid.UUID) time.Time {
 	ms := int64(id[0])<<40 | int64(id[1])<<32 | int64(id[2])<<24 | int64(id[3])<<16 | int64(id[4])<<8 | int64(id[5])
 	return time.UnixMilli(ms).UTC()

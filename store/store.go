@@ -21,6 +21,8 @@ var (
 	ErrConflict = errors.New("the row was changed meanwhile")
 	// ErrStale means that the row holds a newer generation of the same object.
 	ErrStale = errors.New("the row holds a newer generation")
+	// ErrRefused means that the database refuses a value of the row, and would again.
+	ErrRefused = errors.New("the database refuses a value")
 	// ErrOwned means that the database belongs to another installation.
 	ErrOwned = errors.New("the database belongs to another installation")
 )
@@ -52,6 +54,8 @@ type Access struct {
 type Store struct {
 	pool    *pgxpool.Pool
 	options Options
+
+	clock *databaseClock
 
 	keysMu sync.Mutex
 	keys   map[int64]string // sweep: the ordering key after which to go on, by lane
@@ -107,11 +111,11 @@ func brokenConnection(err error) bool {
 		strings.Contains(text, "connection reset") || strings.Contains(text, "broken pipe") || strings.Contains(text, "closed pool")
 }
 
-// badRow tells that the database refused a value: data exceptions and integrity violations, but for a partition that is
-// missing, which Postgres reports as a violated check without a name.
+// badRow tells that the database refused a value: data exceptions, integrity violations and what is too long for an
+// index; but not that a partition is missing, which Postgres reports as a violated check without a name.
 func badRow(err error) bool {
 	var pg *pgconn.PgError
-	return errors.As(err, &pg) && (strings.HasPrefix(pg.Code, "22") || strings.HasPrefix(pg.Code, "23")) &&
+	return errors.As(err, &pg) && (strings.HasPrefix(pg.Code, "22") || strings.HasPrefix(pg.Code, "23") || pg.Code == "54000") &&
 		!missingPartition(pg)
 }
 
