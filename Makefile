@@ -101,6 +101,14 @@ cluster-down: go $(CACHE)/bin/cluster ## Take it down, also what a killed one le
 test-e2e: go $(CACHE)/bin/e2e ## The chart on a cluster of its own, scenario by scenario (Linux, root); ARGS="-keep -run PATTERN"
 	@"$(CACHE)/bin/e2e" $(ARGS)
 
+.PHONY: bench
+bench: go $(CACHE)/bin/bench ## The benchmarks, half an hour alone on this machine (Linux); ARGS='-scale small': that they run, in 3 minutes
+	@cd bench && exec "$(CACHE)/bin/bench" $(ARGS)
+
+.PHONY: bench-report
+bench-report: go ## docs/performance.md and its charts, from bench/results/latest.json
+	@cd bench && go run . report
+
 .PHONY: build
 build: go ## The binary, into bin/
 	CGO_ENABLED=0 go build -trimpath -o bin/postrider ./cmd/postrider
@@ -117,7 +125,7 @@ clean: ## Delete what was built, caches included
 	rm -rf bin $(CACHE)
 
 # Go's own cache knows whether these have to be built again.
-.PHONY: stack $(CACHE)/bin/gotest $(CACHE)/bin/demo $(CACHE)/bin/cluster $(CACHE)/bin/e2e
+.PHONY: stack $(CACHE)/bin/gotest $(CACHE)/bin/demo $(CACHE)/bin/cluster $(CACHE)/bin/e2e $(CACHE)/bin/bench
 stack:
 	@go build -o "$(STACK)" ./test/localstack/cmd/stack
 $(CACHE)/bin/gotest:
@@ -128,6 +136,8 @@ $(CACHE)/bin/cluster:
 	@go build -o "$@" ./test/cluster/cmd/cluster
 $(CACHE)/bin/e2e:
 	@go build -o "$@" ./test/e2e
+$(CACHE)/bin/bench:
+	@cd bench && go build -o "$@" .
 
 $(CONTROLLER_GEN):
 	@echo "building controller-gen, once for this checkout (usually under a minute)"
