@@ -203,6 +203,8 @@ func (c Config) release() string {
 	return c.Release
 }
 
+func (c Config) leaseName() string { return c.release() + "-controller" }
+
 func (c Config) logger() *slog.Logger {
 	if c.Logger == nil {
 		return slog.Default()

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/workqueue"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -138,6 +139,9 @@ func (p *part) manager(ctx context.Context, api *rest.Config) (ctrl.Manager, err
 			return nil, fmt.Errorf("assemble the controllers: %w", err)
 		}
 	}
+	if err := p.addLeaseOwner(mgr); err != nil {
+		return nil, fmt.Errorf("assemble the controllers: %w", err)
+	}
 	if err := p.addEndpoints(mgr, feed); err != nil {
 		return nil, fmt.Errorf("assemble the controller of endpoints: %w", err)
 	}
@@ -190,7 +194,7 @@ func (p *part) options() ctrl.Options {
 		HealthProbeBindAddress:        "0", // the process serves probes and metrics for all its parts
 		Metrics:                       metricsserver.Options{BindAddress: "0"},
 		LeaderElection:                c.LeaderElection,
-		LeaderElectionID:              c.release() + "-controller",
+		LeaderElectionID:              c.leaseName(),
 		LeaderElectionNamespace:       c.Namespace,
 		LeaderElectionReleaseOnCancel: true,
 		GracefulShutdownTimeout:       &shutdown,
@@ -215,6 +219,19 @@ func (p *part) setUpSweeper(mgr ctrl.Manager) {
 	s.cached, s.live, s.synced = mgr.GetCache(), mgr.GetAPIReader(), mgr.GetCache().WaitForCacheSync
 	s.store, s.ownership, s.metrics, s.log = p.store, p.ownership, p.metrics, p.config.logger()
 	s.confirmed, s.watched = p.config.ConfirmSweep, p.watches
+}
+
+func (p *part) addLeaseOwner(mgr ctrl.Manager) error {
+	if !p.config.LeaderElection {
+		return nil
+	}
+	client, err := kubernetes.NewForConfigAndClient(mgr.GetConfig(), mgr.GetHTTPClient())
+	if err != nil {
+		return err
+	}
+	return mgr.Add(&leaseOwner{
+		client: client, namespace: p.config.Namespace, name: p.config.leaseName(), poll: leasePoll, log: p.config.logger(),
+	})
 }
 
 func (p *part) reconciler(cached client.Client, live client.Reader) *Reconciler {

@@ -1,6 +1,7 @@
 package chart
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -29,5 +30,15 @@ func TestAnotherVersionOfTheChartLeavesPostgresAlone(t *testing.T) {
 	}
 	if cmp.Equal(before.pod(t, "postrider-ingest").spec, after.pod(t, "postrider-ingest").spec) {
 		t.Error("another version of the chart has the same image: this shows nothing")
+	}
+}
+
+// The Lease goes with the ServiceAccount that the chart makes. An account of somebody else's stays, and the Lease with it.
+func TestTheNotesSayWhenTheLeaseStays(t *testing.T) {
+	t.Parallel()
+	for values, want := range map[string]bool{"": false, `serviceAccounts: {controller: {name: theirs}}`: true} {
+		if got := strings.Contains(render(t, scenario{values: values}).notes, "Lease postrider-controller"); got != want {
+			t.Errorf("%s: the notes speak of the Lease: %t, want %t", values, got, want)
+		}
 	}
 }

@@ -18,7 +18,6 @@ import (
 // kept are what `helm uninstall` leaves, as kind and name.
 var kept = []string{
 	"CustomResourceDefinition webhookendpoints.webhooks.postrider.dev",
-	"Lease " + release + "-controller",
 	"PersistentVolumeClaim data-" + release + "-postgres-0",
 	"Secret " + release + "-keyring",
 	"Secret " + release + "-postgres",
