@@ -51,7 +51,7 @@ func partsCommand(use, short string, metrics func() registry, parts func(*site) 
 	c.RunE = func(c *cobra.Command, _ []string) error {
 		log := a.site.log.logger(use)
 		controllers.RedirectLogs(log.Handler()) // what the Kubernetes libraries log
-		p := &process{log: log, metrics: metrics(), first: a.site, now: a, running: make([]runner, len(a.parts))}
+		p := &process{log: log, metrics: metrics(), schema: newSchemaWatch(), first: a.site, now: a, running: make([]runner, len(a.parts))}
 		return p.run(c.Context(), again)
 	}
 	return c

@@ -13,7 +13,6 @@ import (
 
 	"github.com/spf13/pflag"
 
-	"github.com/postrider/postrider/migrations"
 	"github.com/postrider/postrider/store"
 )
 
@@ -80,6 +79,12 @@ func (d *database) access() (store.Access, error) {
 	return a, nil
 }
 
+// pooled is the connection string that the parts use.
+func (d *database) pooled() (string, error) {
+	a, err := d.access()
+	return a.DSN, err
+}
+
 // direct is the connection string past a pooler.
 func (d *database) direct() (string, error) {
 	a, err := d.access()
@@ -117,32 +122,17 @@ func withPassword(dsn, password string) string {
 	return before + "?" + query + "password=" + strings.ReplaceAll(url.QueryEscape(password), "+", "%20")
 }
 
-// waitForSchema returns once this binary may run on the database's schema, and says what it waits for when that changes.
-func (d *database) waitForSchema(ctx context.Context, log *slog.Logger) error {
-	said := ""
-	dsn := func() (string, error) {
-		a, err := d.access()
-		return a.DSN, err
-	}
-	return migrations.Wait(ctx, dsn, time.Second, func(_ migrations.Schema, err error) {
-		if err != nil && err.Error() != said {
-			said = err.Error()
-			log.Warn("waiting for the database", "reason", said)
-		}
-	})
-}
-
 // open waits for the schema and opens the store.
-func (d *database) open(ctx context.Context, log *slog.Logger, part string) (*store.Store, error) {
-	if err := d.waitForSchema(ctx, log); err != nil {
+func (d *database) open(ctx context.Context, log *slog.Logger, schema *schemaWatch, part string) (*store.Store, error) {
+	if err := schema.wait(ctx, log, d); err != nil {
 		return nil, err
 	}
 	return store.Open(ctx, store.Options{Reread: d.access, MaxConns: d.maxConns, Application: "postrider-" + part})
 }
 
 // owned opens the store of a part that does not talk to the cluster about it: it takes the installation's word.
-func (d *database) owned(ctx context.Context, log *slog.Logger, part string, in installation) (*store.Store, error) {
-	s, err := d.open(ctx, log, part)
+func (d *database) owned(ctx context.Context, log *slog.Logger, schema *schemaWatch, part string, in installation) (*store.Store, error) {
+	s, err := d.open(ctx, log, schema, part)
 	if err != nil {
 		return nil, err
 	}

@@ -42,7 +42,7 @@ func migrateCommand() *cobra.Command {
 			}
 			ctx, cancel := context.WithTimeout(c.Context(), m.timeout)
 			defer cancel()
-			return d.waitForSchema(ctx, l.logger("migrate"))
+			return newSchemaWatch().wait(ctx, l.logger("migrate"), &d)
 		},
 	}, &d, &l, &m)
 	c.Flags().BoolVar(&wait, "wait", false, "return once this binary may run on the schema; changes nothing")

@@ -49,7 +49,7 @@ type runner interface {
 
 // prepare opens what a part needs, but for what may change. It waits for the database; what cannot be mended by waiting is
 // found before. The caller closes the store.
-func (s *site) prepare(ctx context.Context, log *slog.Logger, metrics prometheus.Registerer, p part) (ground, error) {
+func (s *site) prepare(ctx context.Context, log *slog.Logger, metrics prometheus.Registerer, schema *schemaWatch, p part) (ground, error) {
 	n := p.needs()
 	on := ground{log: log, metrics: metrics}
 	var err error
@@ -64,9 +64,9 @@ func (s *site) prepare(ctx context.Context, log *slog.Logger, metrics prometheus
 		}
 	}
 	if n.claims {
-		on.store, err = s.db.open(ctx, log, p.name())
+		on.store, err = s.db.open(ctx, log, schema, p.name())
 	} else {
-		on.store, err = s.db.owned(ctx, log, p.name(), s.in)
+		on.store, err = s.db.owned(ctx, log, schema, p.name(), s.in)
 	}
 	if err != nil {
 		return ground{}, err

@@ -16,6 +16,7 @@ var errStarting = errors.New("starting")
 type process struct {
 	log     *slog.Logger
 	metrics registry
+	schema  *schemaWatch
 	first   *site // that of the start: what does not change
 
 	mutex   sync.Mutex
@@ -39,6 +40,8 @@ func (p *process) run(ctx context.Context, again func([]byte) (*assembly, error)
 	defer following.Wait()
 	defer stop()
 	following.Go(func() { p.follow(ctx, again) })
+	p.metrics.MustRegister(p.schema)
+	following.Go(func() { p.schema.follow(ctx, p.log, &p.first.db) })
 	for i := range p.running {
 		group.Go(func() error { return p.runPart(groupCtx, i) })
 	}
@@ -58,7 +61,7 @@ func (p *process) runPart(ctx context.Context, i int) error {
 	p.mutex.Lock()
 	part := p.now.parts[i]
 	p.mutex.Unlock()
-	on, err := p.first.prepare(ctx, p.log, p.metrics, part)
+	on, err := p.first.prepare(ctx, p.log, p.metrics, p.schema, part)
 	if err != nil {
 		return err
 	}

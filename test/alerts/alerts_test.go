@@ -23,6 +23,11 @@ const healthy = `
   postrider_build_info{namespace="a", pod="d-2"} 1x120
   postrider_build_info{namespace="a", pod="i-1"} 1x120
   postrider_build_info{namespace="a", pod="c-1"} 1x120
+  postrider_schema_version{namespace="a", pod="d-1"} 2x120
+  postrider_schema_version{namespace="a", pod="d-2"} 2x120
+  postrider_schema_wanted{namespace="a", pod="d-1"} 2x120
+  postrider_schema_wanted{namespace="a", pod="d-2"} 1x120
+  postrider_settings_refused{namespace="a", pod="d-1"} 0x120
   postrider_senders{namespace="a", pod="d-1"} 256x120
   postrider_senders{namespace="a", pod="d-2"} 256x120
   postrider_due{namespace="a", pod="d-1"} 3 0 5 2 0 7 1 0 4 0x111
@@ -116,9 +121,25 @@ func TestAlerts(t *testing.T) {
 			"one dispatcher was killed", sick(`postrider_leases_expired_total{namespace="a", pod="d-1"} 0x10 50x110`), 0, time.Hour, nil,
 		},
 		{
-			"a dispatcher waits for the schema", sick(`postrider_senders{namespace="a", pod="d-2"}`),
+			"a dispatcher waits for the database", sick(`postrider_senders{namespace="a", pod="d-2"}`, `postrider_schema_version{namespace="a", pod="d-2"}`),
 			9 * time.Minute, 20 * time.Minute,
 			[]string{"PostriderPartWaits"},
+		},
+		{
+			"a dispatcher waits for the schema",
+			sick(`postrider_senders{namespace="a", pod="d-2"}`, `postrider_schema_wanted{namespace="a", pod="d-2"} 3x120`),
+			9 * time.Minute, 20 * time.Minute,
+			[]string{"PostriderSchemaBehind"},
+		},
+		{
+			"the schema was behind while it was migrated",
+			sick(`postrider_schema_wanted{namespace="a", pod="d-2"} 3x120`, `postrider_schema_version{namespace="a", pod="d-2"} 2x8 3x112`),
+			0, time.Hour, nil,
+		},
+		{
+			"changed settings are refused", sick(`postrider_settings_refused{namespace="a", pod="d-1"} 1x120`),
+			4 * time.Minute, 10 * time.Minute,
+			[]string{"PostriderSettingsRefused"},
 		},
 		{
 			"tomorrow's partition is missing",

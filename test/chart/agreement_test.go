@@ -2,6 +2,7 @@ package chart
 
 import (
 	"encoding/json"
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -15,6 +16,7 @@ import (
 	"helm.sh/helm/v4/pkg/chart/v2/lint"
 	"helm.sh/helm/v4/pkg/chart/v2/loader"
 	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
@@ -137,6 +139,91 @@ func flags(t *testing.T) map[string]map[string]bool {
 	return all
 }
 
+// mayChange returns the settings of a command that its settings file may hold.
+func mayChange(t *testing.T, command string) map[string]bool {
+	t.Helper()
+	text, err := os.ReadFile(reference)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, _ := strings.Cut(string(text), "\n## postrider "+command+"\n")
+	section, _, _ = strings.Cut(section, "\n## ")
+	names := map[string]bool{}
+	for _, found := range regexp.MustCompile("\\| `--([a-z-]+)` † \\|").FindAllStringSubmatch(section, -1) {
+		names[found[1]] = true
+	}
+	return names
+}
+
+// What may change while a part runs is in its settings file alone: a variable would win, and never change.
+func TestSettingsThatMayChangeAreInTheSettingsFileAlone(t *testing.T) {
+	t.Parallel()
+	for _, s := range scenarios {
+		t.Run(s.name, func(t *testing.T) {
+			t.Parallel()
+			r := render(t, s)
+			for _, p := range r.pods(t) {
+				c := p.spec.Containers[0]
+				if c.Name != "controller" && c.Name != "dispatcher" && c.Name != "ingest" {
+					continue
+				}
+				known := mayChange(t, c.Name)
+				if len(known) == 0 {
+					t.Fatalf("nothing of %s may change, says the reference", c.Name)
+				}
+				for name, value := range settingsFile(t, r, c.Name) {
+					if !known[name] {
+						t.Errorf("%s: the settings file has %s, which may not change while it runs", c.Name, name)
+					}
+					if text := fmt.Sprint(value); value == nil || strings.Contains(text, "e+") || strings.Contains(text, "map[") {
+						t.Errorf("%s: %s is %v", c.Name, name, value)
+					}
+				}
+				for _, name := range variables(t, r, c) {
+					if flag := strings.ToLower(strings.ReplaceAll(strings.TrimPrefix(name, "POSTRIDER_"), "_", "-")); known[flag] {
+						t.Errorf("%s gets %s as a variable, which wins over its settings file", c.Name, name)
+					}
+				}
+				if from := configMapOf(p, c, "POSTRIDER_SETTINGS_FILE"); !strings.HasSuffix(from, "-settings/"+c.Name+".yaml") {
+					t.Errorf("%s follows %q", c.Name, from)
+				}
+			}
+		})
+	}
+}
+
+func variables(t *testing.T, r release, c corev1.Container) []string {
+	t.Helper()
+	var names []string
+	for _, e := range c.Env {
+		names = append(names, e.Name)
+	}
+	for _, from := range c.EnvFrom {
+		names = slices.AppendSeq(names, maps.Keys(as[corev1.ConfigMap](t, r.get(t, "ConfigMap", from.ConfigMapRef.Name)).Data))
+	}
+	return names
+}
+
+// configMapOf says which entry of which ConfigMap a container finds in the file that a variable names. A subPath would
+// never change.
+func configMapOf(p pod, c corev1.Container, variable string) string {
+	path := variableOf(c, variable).Value
+	for _, m := range c.VolumeMounts {
+		inside, below := strings.CutPrefix(path, m.MountPath+"/")
+		for _, v := range p.spec.Volumes {
+			if !below || v.Name != m.Name || v.ConfigMap == nil || m.SubPath != "" {
+				continue
+			}
+			for _, item := range v.ConfigMap.Items {
+				if item.Path == inside {
+					return v.ConfigMap.Name + "/" + item.Key
+				}
+			}
+		}
+	}
+	return ""
+}
+
 // A misspelt variable is ignored in silence: each one that a container gets is a flag of the command that it runs.
 func TestEveryVariableIsAFlagOfItsCommand(t *testing.T) {
 	t.Parallel()
@@ -189,7 +276,7 @@ func TestEveryVariableIsAFlagOfItsCommand(t *testing.T) {
 func TestEveryFlagOfAPartCanBeGiven(t *testing.T) {
 	t.Parallel()
 	// Flags that the chart decides, and those whose values have names of their own.
-	decided := regexp.MustCompile(`^POSTRIDER_(NAMESPACE|RELEASE|KUBECONFIG|ADDRESS|METRICS_ADDRESS|LEADER_ELECTION|INSECURE_NO_AUTH|KEYRING_FILE|DATABASE_(URL|DIRECT_URL|URL_FILE|DIRECT_URL_FILE|PASSWORD_FILE|MAX_CONNS)|TLS_.*|LOG_.*|DESTINATION_.*|DEFAULT_.*|LIMIT_.*|WATCH_NAMESPACES|TAKE_OVER|CONFIRM_SWEEP|[A-Z]+_RETENTION|DEAD_LETTER_RETENTION|IDEMPOTENCY_WINDOW|GRACE|DRAIN_DELAY|SHUTDOWN_TIMEOUT|CONTROLLER_SHUTDOWN_TIMEOUT)$`)
+	decided := regexp.MustCompile(`^POSTRIDER_(NAMESPACE|SETTINGS_FILE|RELEASE|KUBECONFIG|ADDRESS|METRICS_ADDRESS|LEADER_ELECTION|INSECURE_NO_AUTH|KEYRING_FILE|DATABASE_(URL|DIRECT_URL|URL_FILE|DIRECT_URL_FILE|PASSWORD_FILE|MAX_CONNS)|TLS_.*|LOG_.*|DESTINATION_.*|DEFAULT_.*|LIMIT_.*|WATCH_NAMESPACES|TAKE_OVER|CONFIRM_SWEEP|[A-Z]+_RETENTION|DEAD_LETTER_RETENTION|IDEMPOTENCY_WINDOW|GRACE|DRAIN_DELAY|SHUTDOWN_TIMEOUT|CONTROLLER_SHUTDOWN_TIMEOUT)$`)
 	schema := readSchema(t)
 	for _, part := range []string{"controller", "dispatcher", "ingest"} {
 		given := map[string]bool{}

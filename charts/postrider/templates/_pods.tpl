@@ -121,7 +121,12 @@ readinessProbe:
 - {name: POSTRIDER_RELEASE, value: {{ .Release.Name | quote }}}
 {{- end }}
 
+{{/* For what does not follow a settings file. */}}
 {{- define "postrider.logEnv" -}}
 - {name: POSTRIDER_LOG_LEVEL, value: {{ .Values.log.level | quote }}}
+{{ include "postrider.logFormatEnv" . }}
+{{- end }}
+
+{{- define "postrider.logFormatEnv" -}}
 - {name: POSTRIDER_LOG_FORMAT, value: {{ .Values.log.format | quote }}}
 {{- end }}
