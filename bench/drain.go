@@ -72,10 +72,7 @@ func (r *run) drainAll(ctx context.Context, db *database, among []store.Endpoint
 	defer p.stop()
 	stop := r.observe(ctx, db, p)
 	defer func() { err = errors.Join(err, stop()) }()
-	if err := m.watch(p.child); err != nil {
-		return d, err
-	}
-	m.cpu[len(m.cpu)-1] = 0 // from its start
+	m.watchAll(p.child)
 	if err := r.arrived(ctx, p.child, ours, kind, n); err != nil {
 		return d, err
 	}
@@ -140,10 +137,13 @@ func (r *run) drained(ctx context.Context, m *meter, by whose, kind string, n in
 	return drained{perSecond: float64(n) / took, attempts: float64(stats.Requests) / took, usage: used}, nil
 }
 
-// noteCosts notes what each process spent on a delivery.
+// noteCosts notes what each process spent on a delivery, and the most memory that it had.
 func (r *run) noteCosts(prefix string, u usage, n int) {
 	for name, used := range u.cpu {
 		r.note(prefix+"_cpu_us_"+name, float64(used.Microseconds())/float64(n))
+	}
+	for name, peak := range u.peak {
+		r.note(prefix+"_peak_mib_"+name, peak)
 	}
 	r.note(prefix+"_wal_bytes", u.walBytes/float64(n))
 }

@@ -157,9 +157,7 @@ func drainRiver(config riverConfig, key string, count func(plan) int) func(conte
 			return err
 		}
 		defer c.stop()
-		if err := m.watch(c); err != nil {
-			return err
-		}
+		m.watchAll(c)
 		if err := r.arrived(ctx, c, opponent, sink.OK, n); err != nil {
 			return err
 		}

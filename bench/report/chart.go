@@ -9,6 +9,7 @@ import (
 // bar of a chart. least and most are drawn as a whisker where they differ.
 type bar struct {
 	label              string
+	key                string // of the figure that it shows, for bars to fill in
 	value, least, most float64
 	colour             string
 	text               string // beside the bar; "": the value
@@ -21,18 +22,17 @@ const (
 	missed    = "#b3472f"
 )
 
-// bars returns the bars of figures that are there.
+// bars fills in the bars whose figures are there, and leaves the others out.
 func (f Figures) bars(wanted ...bar) []bar {
 	var found []bar
 	for _, b := range wanted {
-		value, ok := f.number(b.text)
+		value, ok := f.number(b.key)
 		if !ok {
 			continue
 		}
 		b.value = value
-		b.least, _ = f.number(b.text + "_min")
-		b.most, _ = f.number(b.text + "_max")
-		b.text = ""
+		b.least, _ = f.number(b.key + "_min")
+		b.most, _ = f.number(b.key + "_max")
 		found = append(found, b)
 	}
 	return found

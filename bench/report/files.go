@@ -121,7 +121,9 @@ var (
 		{"idle_cpu_percent", "idle: dispatcher, of one core", "%"},
 		{"idle_cpu_percent_ingest", "idle: ingest, of one core", "%"},
 		{"idle_cpu_percent_postgres", "idle: Postgres, of one core", "%"},
-		{"dispatcher_rss_mib", "dispatcher's memory", "MiB"},
+		{"drain_per_s_postrider_peak_mib_dispatcher", "drain: the dispatcher's memory at its peak", "MiB"},
+		{"drain_per_s_river_256_peak_mib_river", "River, 256 workers: its memory at its peak", "MiB"},
+		{"dispatcher_rss_mib", "dispatcher's memory, many endpoints and requests in flight", "MiB"},
 		{"dispatcher_rss_peak_mib", "the most it ever was", "MiB"},
 		{"duplicates_total", "deliveries that arrived more than once", ""},
 		{"lost_total", "deliveries lost", ""},
@@ -145,38 +147,38 @@ func (f Figures) table(wanted []measure) []row {
 
 func (f Figures) drainChart() []byte {
 	return chart("Working off a loaded queue", "deliveries a second", f.bars(
-		bar{label: "limit L", text: "baseline_limit_per_s", colour: reference},
-		bar{label: "Postrider, 100 endpoints", text: "drain_per_s_postrider", colour: ours},
-		bar{label: "Postrider, 1,000 endpoints", text: "drain_thousand_per_s", colour: ours},
-		bar{label: "Postrider, one hot endpoint", text: "drain_hot_per_s", colour: ours},
-		bar{label: "Postrider, many pending", text: "drain_many_pending_per_s", colour: ours},
-		bar{label: "Postrider, long history", text: "drain_long_history_per_s", colour: ours},
-		bar{label: "River, 64 workers", text: "drain_per_s_river_64", colour: theirs},
-		bar{label: "River, 256 workers", text: "drain_per_s_river_256", colour: theirs},
-		bar{label: "River, 1,000 workers", text: "drain_per_s_river_1000", colour: theirs},
-		bar{label: "River, its defaults", text: "drain_per_s_river_default", colour: theirs},
+		bar{label: "limit L", key: "baseline_limit_per_s", colour: reference},
+		bar{label: "Postrider, 100 endpoints", key: "drain_per_s_postrider", colour: ours},
+		bar{label: "Postrider, 1,000 endpoints", key: "drain_thousand_per_s", colour: ours},
+		bar{label: "Postrider, one hot endpoint", key: "drain_hot_per_s", colour: ours},
+		bar{label: "Postrider, many pending", key: "drain_many_pending_per_s", colour: ours},
+		bar{label: "Postrider, long history", key: "drain_long_history_per_s", colour: ours},
+		bar{label: "River, 64 workers", key: "drain_per_s_river_64", colour: theirs},
+		bar{label: "River, 256 workers", key: "drain_per_s_river_256", colour: theirs},
+		bar{label: "River, 1,000 workers", key: "drain_per_s_river_1000", colour: theirs},
+		bar{label: "River, its defaults", key: "drain_per_s_river_default", colour: theirs},
 	))
 }
 
 func (f Figures) latencyChart() []byte {
 	return chart("From accepting to the receiver", "milliseconds", f.bars(
-		bar{label: "two commits and one POST", text: "two_commits_plus_post_ms", colour: reference},
-		bar{label: "at 100/s, p50", text: "latency_at_100_per_s_p50_ms", colour: ours},
-		bar{label: "at 100/s, p99", text: "latency_at_100_per_s_p99_ms", colour: ours},
-		bar{label: "at half of capacity, p50", text: "accept_deliver_half_p50_ms", colour: ours},
-		bar{label: "at half of capacity, p99", text: "accept_deliver_half_p99_ms", colour: ours},
-		bar{label: "healthy alone, p99", text: "healthy_alone_p99_ms", colour: ours},
-		bar{label: "healthy beside a dead one, p99", text: "healthy_beside_dead_p99_ms", colour: ours},
-		bar{label: "healthy beside a hanging one, p99", text: "healthy_beside_hanging_p99_ms", colour: ours},
+		bar{label: "two commits and one POST", key: "two_commits_plus_post_ms", colour: reference},
+		bar{label: "at 100/s, p50", key: "latency_at_100_per_s_p50_ms", colour: ours},
+		bar{label: "at 100/s, p99", key: "latency_at_100_per_s_p99_ms", colour: ours},
+		bar{label: "at half of capacity, p50", key: "accept_deliver_half_p50_ms", colour: ours},
+		bar{label: "at half of capacity, p99", key: "accept_deliver_half_p99_ms", colour: ours},
+		bar{label: "healthy alone, p99", key: "healthy_alone_p99_ms", colour: ours},
+		bar{label: "healthy beside a dead one, p99", key: "healthy_beside_dead_p99_ms", colour: ours},
+		bar{label: "healthy beside a hanging one, p99", key: "healthy_beside_hanging_p99_ms", colour: ours},
 	))
 }
 
 func (f Figures) costChart() []byte {
 	return chart("CPU of one delivery", "microseconds", f.bars(
-		bar{label: "Postrider: dispatcher", text: "drain_per_s_postrider_cpu_us_dispatcher", colour: ours},
-		bar{label: "Postrider: Postgres", text: "drain_per_s_postrider_cpu_us_postgres", colour: ours},
-		bar{label: "River, 256 workers: workers", text: "drain_per_s_river_256_cpu_us_river", colour: theirs},
-		bar{label: "River, 256 workers: Postgres", text: "drain_per_s_river_256_cpu_us_postgres", colour: theirs},
+		bar{label: "Postrider: dispatcher", key: "drain_per_s_postrider_cpu_us_dispatcher", colour: ours},
+		bar{label: "Postrider: Postgres", key: "drain_per_s_postrider_cpu_us_postgres", colour: ours},
+		bar{label: "River, 256 workers: workers", key: "drain_per_s_river_256_cpu_us_river", colour: theirs},
+		bar{label: "River, 256 workers: Postgres", key: "drain_per_s_river_256_cpu_us_postgres", colour: theirs},
 	))
 }
 
@@ -193,7 +195,7 @@ func (f Figures) goalsChart() []byte {
 		if g.atMost {
 			reached = g.bound / value
 		}
-		b := bar{label: g.label(), value: min(reached, enough), text: fmt.Sprintf(g.format, value), colour: ours}
+		b := bar{label: g.label, value: min(reached, enough), text: fmt.Sprintf(g.format, value), colour: ours}
 		if !g.met(value) {
 			b.colour = missed
 		}
@@ -201,18 +203,4 @@ func (f Figures) goalsChart() []byte {
 	}
 	bars = append([]bar{{label: "what is asked for", value: 1, text: "1", colour: reference}}, bars...)
 	return chart("Goals", "reached, as a multiple of what is asked for; the figure itself beside it", bars)
-}
-
-// label is short enough for a chart.
-func (g goal) label() string {
-	names := map[string]string{
-		"ratio_drain_vs_limit": "drain / limit", "ratio_drain_vs_river_tuned": "drain / River tuned",
-		"ratio_accept_deliver_vs_limit": "accept → deliver / limit", "ratio_latency_p50_vs_two_commits_plus_post": "latency p50 / two commits, POST",
-		"ratio_latency_p99_vs_two_commits_plus_post": "latency p99 / two commits, POST", "accept_deliver_per_s": "accept → deliver, per second",
-		"ratio_healthy_p99_beside_dead": "healthy p99 beside dead", "ratio_healthy_p99_beside_hanging": "healthy p99 beside hanging",
-		"ratio_drain_many_pending": "drain beside many pending", "ratio_drain_long_history": "drain with long history",
-		"ratio_drain_held_snapshot": "rate under held snapshot", "held_snapshot_claim_p99_ms": "claim p99 meanwhile, ms",
-		"claims_per_delivery": "claims per delivery", "wal_bytes_per_delivery": "WAL per delivery, bytes", "dispatcher_rss_mib": "dispatcher's memory, MiB",
-	}
-	return names[g.key]
 }
