@@ -24,6 +24,8 @@ type PostgresOptions struct {
 	// Durable makes commits survive the loss of power, as in production: fsync is on and the data are on disk, not in
 	// memory. False is many times faster and still survives the kill of any process.
 	Durable bool
+	// TLS has the server offer it, with a certificate for 127.0.0.1 and localhost; see Certificate.
+	TLS bool
 	// Settings are added to postgresql.conf, for example "statement_timeout": "5s".
 	Settings map[string]string
 	// Progress receives lines for whoever waits, when something takes long. Nil means os.Stderr.
@@ -33,12 +35,13 @@ type PostgresOptions struct {
 // Postgres is a server of our own: own data, own port on loopback, own password. Its methods are not safe for
 // concurrent use, except DSN.
 type Postgres struct {
-	programs string // folder of initdb and postgres
-	account  *account
-	folder   *folder
-	port     int
-	password string
-	server   *process
+	programs  string // folder of initdb and postgres
+	account   *account
+	folder    *folder
+	port      int
+	password  string
+	authority *authority // nil: no TLS
+	server    *process
 }
 
 const (
@@ -270,6 +273,11 @@ func (p *Postgres) configure(o PostgresOptions) error {
 		"timezone":                "UTC",
 		"log_timezone":            "UTC",
 		"log_line_prefix":         "%m [%p] %d ",
+	}
+	if o.TLS {
+		if err := p.offerTLS(settings); err != nil {
+			return err
+		}
 	}
 	for name, value := range o.Settings {
 		settings[name] = value
