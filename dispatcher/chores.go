@@ -19,6 +19,7 @@ type Chores interface {
 	SweepLanes(ctx context.Context, after int64, n int) (next int64, mended int, err error)
 	BuryCancelled(ctx context.Context, n int) (buried int, err error)
 	ExpireBacklogs(ctx context.Context, n int) (buried int, err error)
+	SettlePauses(ctx context.Context) (settled int, err error)
 	PurgeDeadLetters(ctx context.Context, older time.Duration, n int) (int, error)
 	PurgeIdempotency(ctx context.Context, n int) (int, error)
 	PurgePinned(ctx context.Context, n int) (int, error)
@@ -62,6 +63,7 @@ func newChores(kept *atomic.Pointer[Config], d Dependencies, m *metrics) []chore
 		}},
 		{"bury_cancelled", time.Second, time.Minute, rounds(s.BuryCancelled)},
 		{"expire_backlogs", 5 * time.Second, time.Minute, rounds(s.ExpireBacklogs)},
+		{"settle_pauses", 10 * time.Second, time.Minute, s.SettlePauses},
 		{"purge_dead_letters", time.Minute, 5 * time.Minute, rounds(func(ctx context.Context, n int) (int, error) {
 			return s.PurgeDeadLetters(ctx, kept.Load().DeadLetterRetention, n)
 		})},

@@ -18,7 +18,7 @@ func TestEveryChoreHasItsTurnsAndAFailingOneBlocksNoOther(t *testing.T) {
 		m.failing = map[string]error{"make_days": errors.New("no"), "sweep_lanes": errors.New("no")}
 		d := start(t, Config{Senders: 1}, testDependencies(t, m), outside{transport: receiver(ok)})
 		synctest.Wait()
-		for _, name := range []string{"make_days", "sweep_lanes", "bury_cancelled", "expire_backlogs", "purge_dead_letters", "purge_idempotency", "purge_pinned", "purge_endpoints", "queue_figures"} {
+		for _, name := range []string{"make_days", "sweep_lanes", "bury_cancelled", "expire_backlogs", "settle_pauses", "purge_dead_letters", "purge_idempotency", "purge_pinned", "purge_endpoints", "queue_figures"} {
 			if got := m.turnsOf(name); got != 1 {
 				t.Errorf("turns of %s at the start: got %d, want 1", name, got)
 			}
@@ -29,6 +29,7 @@ func TestEveryChoreHasItsTurnsAndAFailingOneBlocksNoOther(t *testing.T) {
 			"sweep_lanes":        {2500, 8000}, // failing: every second or so
 			"bury_cancelled":     {3200, 4000},
 			"expire_backlogs":    {650, 800},
+			"settle_pauses":      {320, 400},
 			"purge_dead_letters": {54, 68},
 			"purge_idempotency":  {54, 68},
 			"purge_pinned":       {1, 2},

@@ -2,6 +2,7 @@ package dispatcher
 
 import (
 	"context"
+	"log/slog"
 	"math"
 	"sync/atomic"
 	"time"
@@ -19,12 +20,18 @@ const (
 	emptyClaims = 16
 	// claimBackoff bounds the pause after a failed claim.
 	claimBackoffMin, claimBackoffMax = 100 * time.Millisecond, 2 * time.Second
+	// pausedPause is the least time between two claims while the installation is paused: producers' notifications go on.
+	pausedPause = 100 * time.Millisecond
+	// handOutTime bounds how long a claim may wait for its endpoint to be read before it is sent. It is given back then, and
+	// is claimed again with the endpoint at hand: what was claimed before a pause is sent at once or not at all.
+	handOutTime = 500 * time.Millisecond
 )
 
 // claimer finds work for free senders. There is one per replica: more of them are slower.
 type claimer struct {
 	config    Config
 	store     Store
+	logger    *slog.Logger
 	metrics   *metrics
 	health    *health
 	clock     *databaseClock
@@ -37,11 +44,12 @@ type claimer struct {
 	woken    chan struct{}
 	hinted   chan struct{}
 	nextLook atomic.Int64 // instant at which something is known to fall due; math.MaxInt64: none
+	paused   bool         // the installation was, at the last claim; only run's goroutine touches it
 }
 
 func newClaimer(c Config, d Dependencies, m *metrics, h *health, k *databaseClock, s *seats, jobs chan<- *job) *claimer {
 	p := &claimer{
-		config: c, store: d.Store, metrics: m, health: h, clock: k, endpoints: newEndpoints(c, d), shares: newShares(c.Senders),
+		config: c, store: d.Store, logger: d.Logger, metrics: m, health: h, clock: k, endpoints: newEndpoints(c, d), shares: newShares(c.Senders),
 		seats: s, jobs: jobs, woken: make(chan struct{}, 1), hinted: make(chan struct{}, 1),
 	}
 	p.nextLook.Store(math.MaxInt64)
@@ -99,6 +107,9 @@ func (p *claimer) run(ctx context.Context) {
 			if due = more && empty < emptyClaims; !due {
 				idle, empty = min(2*idle, p.config.PollMax), 0
 			}
+			if p.paused && !sleep(ctx, pausedPause) {
+				return
+			}
 		}
 		failed = claimBackoffMin
 		bound = more && got > budget/2
@@ -147,11 +158,23 @@ func (p *claimer) claim(ctx context.Context) (got, budget int, more bool, err er
 		return 0, budget, false, err
 	}
 	p.health.worked()
+	p.notePause(batch.Paused)
 	p.metrics.leasesExpired.Add(float64(batch.Reaped))
 	p.metrics.claimed.Add(float64(len(batch.Claims)))
 	p.seats.take(len(batch.Claims))
 	got, err = p.handOut(ctx, batch, asked.add(p.config.Lease))
 	return got, budget, batch.More, err
+}
+
+// notePause says once that nothing is sent, and once that it is again.
+func (p *claimer) notePause(paused bool) {
+	switch {
+	case paused && !p.paused:
+		p.logger.Warn("the installation is paused, nothing is sent until `postrider resume`", "event", "paused")
+	case p.paused && !paused:
+		p.logger.Info("the installation is resumed", "event", "resumed")
+	}
+	p.paused = paused
 }
 
 // handOut gives the claims to the senders, first those whose endpoint is known as it is now, and says how many it gave.
@@ -184,6 +207,12 @@ func (p *claimer) handOut(ctx context.Context, batch store.Batch, leaseEnd insta
 			p.giveBack(j)
 		}
 		return given, err
+	}
+	if since(clock.read) > handOutTime {
+		for _, j := range waiting {
+			p.giveBack(j)
+		}
+		return given, nil
 	}
 	for _, j := range waiting {
 		j.endpoint = loaded[j.result.Claim.EndpointID]

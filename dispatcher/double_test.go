@@ -38,6 +38,7 @@ type memory struct {
 	completed int // calls
 	tokens    uint64
 	down      error // what every method returns while set
+	paused    bool
 	turns     map[string]int
 	failing   map[string]error // chores
 	listening func()
@@ -105,6 +106,9 @@ func (m *memory) Claim(_ context.Context, r store.ClaimRequest) (store.Batch, er
 	m.claims = append(m.claims, r)
 	if m.onClaim != nil {
 		m.onClaim(r)
+	}
+	if m.paused {
+		return store.Batch{At: at, Paused: true}, nil
 	}
 	m.tokens++
 	var token uuid.UUID
@@ -259,6 +263,8 @@ func (m *memory) BuryCancelled(context.Context, int) (int, error) { return 0, m.
 func (m *memory) ExpireBacklogs(context.Context, int) (int, error) {
 	return 0, m.turn("expire_backlogs")
 }
+
+func (m *memory) SettlePauses(context.Context) (int, error) { return 0, m.turn("settle_pauses") }
 
 func (m *memory) PurgeDeadLetters(context.Context, time.Duration, int) (int, error) {
 	return 0, m.turn("purge_dead_letters")

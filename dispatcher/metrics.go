@@ -119,6 +119,7 @@ var (
 	queuedDesc   = describe("queue_in_flight", "Deliveries claimed in the whole installation.")
 	deadDesc     = describe("dead_letters", "Dead letters kept and not replayed.")
 	openDesc     = describe("circuits_open", "Endpoints whose circuit is open.")
+	pausedDesc   = describe("paused", "Pauses in force: 1 for scope installation while all sending is held, and how many namespaces are.", "scope")
 	daysDesc     = describe("partitions_ahead", "Days after today for which the partitions are made; under 1 tomorrow's is missing.")
 	choreAgeDesc = describe("chore_age_seconds", "Time since a chore's last turn without error.", "chore")
 )
@@ -126,7 +127,7 @@ var (
 // Describe implements prometheus.Collector.
 func (m *metrics) Describe(to chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		sendersDesc, inFlightDesc, dueDesc, oldestDesc, queuedDesc, deadDesc, openDesc, daysDesc, choreAgeDesc,
+		sendersDesc, inFlightDesc, dueDesc, oldestDesc, queuedDesc, deadDesc, openDesc, pausedDesc, daysDesc, choreAgeDesc,
 	} {
 		to <- d
 	}
@@ -153,6 +154,12 @@ func (m *metrics) Collect(to chan<- prometheus.Metric) {
 	gauge(queuedDesc, float64(q.InFlight))
 	gauge(deadDesc, float64(q.DeadLetters))
 	gauge(openDesc, float64(q.OpenCircuits))
+	installation := 0.0
+	if q.Paused {
+		installation = 1
+	}
+	gauge(pausedDesc, installation, "installation")
+	gauge(pausedDesc, float64(q.PausedNamespaces), "namespace")
 	gauge(daysDesc, float64(q.DaysAhead))
 }
 

@@ -63,12 +63,16 @@ postrider_partitions_ahead 3
 # HELP postrider_circuits_open Endpoints whose circuit is open.
 # TYPE postrider_circuits_open gauge
 postrider_circuits_open 2
+# HELP postrider_paused Pauses in force: 1 for scope installation while all sending is held, and how many namespaces are.
+# TYPE postrider_paused gauge
+postrider_paused{scope="installation"} 1
+postrider_paused{scope="namespace"} 2
 # HELP postrider_dead_letters Dead letters kept and not replayed.
 # TYPE postrider_dead_letters gauge
 postrider_dead_letters 5
 `
 		if err := testutil.GatherAndCompare(registry, strings.NewReader(want), "postrider_deliveries_total", "postrider_deliveries_claimed_total", "postrider_in_flight",
-			"postrider_due", "postrider_oldest_due_age_seconds", "postrider_partitions_ahead", "postrider_circuits_open", "postrider_dead_letters"); err != nil {
+			"postrider_due", "postrider_oldest_due_age_seconds", "postrider_partitions_ahead", "postrider_circuits_open", "postrider_paused", "postrider_dead_letters"); err != nil {
 			t.Error(err)
 		}
 		if got := testutil.ToFloat64(d.metrics.failures[ServerError]); got != 2 {
@@ -87,5 +91,5 @@ postrider_dead_letters 5
 type figures struct{ *memory }
 
 func (f *figures) QueueFigures(context.Context) (store.QueueFigures, error) {
-	return store.QueueFigures{At: f.now(), Claimable: 7, OldestDue: f.now().Add(-90 * time.Second), OpenCircuits: 2, DeadLetters: 5, DaysAhead: 3}, nil
+	return store.QueueFigures{At: f.now(), Claimable: 7, OldestDue: f.now().Add(-90 * time.Second), OpenCircuits: 2, DeadLetters: 5, DaysAhead: 3, Paused: true, PausedNamespaces: 2}, nil
 }

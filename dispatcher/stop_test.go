@@ -141,7 +141,7 @@ func TestRunsOnce(t *testing.T) {
 func TestLateRequestGetsALongerLease(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		m := &slowEndpoints{memory: newMemory(), wait: 15 * time.Second}
+		m := &slowClaims{memory: newMemory(), wait: 15 * time.Second}
 		endpoint := testEndpoint(t, 1)
 		endpoint.Spec.Timeout = 30 * time.Second
 		m.add(m.apply(endpoint))
@@ -169,7 +169,7 @@ func TestRequestIsAbandonedBeforeItsLeaseEnds(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				m := &slowEndpoints{memory: newMemory(), wait: 15 * time.Second, deny: test.deny, fail: !test.deny}
+				m := &slowClaims{memory: newMemory(), wait: 15 * time.Second, deny: test.deny, fail: !test.deny}
 				endpoint := testEndpoint(t, 1)
 				endpoint.Spec.Timeout = 30 * time.Second
 				m.add(m.apply(endpoint))
@@ -194,20 +194,20 @@ func TestRequestIsAbandonedBeforeItsLeaseEnds(t *testing.T) {
 	}
 }
 
-// slowEndpoints is a database that takes its time to read endpoints, which is what makes requests begin late.
-type slowEndpoints struct {
+// slowClaims is a database whose answers to claims take their time on the way, which is what makes requests begin late.
+type slowClaims struct {
 	*memory
 	wait       time.Duration
 	deny, fail bool
 	extended   atomic.Int64
 }
 
-func (s *slowEndpoints) Endpoints(ctx context.Context, ids []int64) ([]store.Endpoint, error) {
-	time.Sleep(s.wait)
-	return s.memory.Endpoints(ctx, ids)
+func (s *slowClaims) Claim(ctx context.Context, r store.ClaimRequest) (store.Batch, error) {
+	defer time.Sleep(s.wait)
+	return s.memory.Claim(ctx, r)
 }
 
-func (s *slowEndpoints) Extend(ctx context.Context, leases []store.Lease, lease time.Duration) (map[int64]bool, time.Time, error) {
+func (s *slowClaims) Extend(ctx context.Context, leases []store.Lease, lease time.Duration) (map[int64]bool, time.Time, error) {
 	switch {
 	case s.fail:
 		return nil, time.Time{}, errDown
