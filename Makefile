@@ -109,6 +109,15 @@ bench: go $(CACHE)/bin/bench ## The benchmarks, half an hour alone on this machi
 bench-report: go ## docs/performance.md and its charts, from bench/results/latest.json
 	@cd bench && go run . report
 
+# SEEDS: one run for each; none: one by chance. SCENARIOS: names, or all.
+DURATION ?= 10m
+SEED ?=
+SEEDS ?= $(SEED)
+SCENARIOS ?= everything
+.PHONY: chaos
+chaos: go $(CACHE)/bin/chaos ## Break an installation while it works, and check what came of it; SEED= or SEEDS=, DURATION=, SCENARIOS=
+	@"$(CACHE)/bin/chaos" -duration "$(DURATION)" -seeds "$(SEEDS)" -scenarios "$(SCENARIOS)"
+
 .PHONY: build
 build: go ## The binary, into bin/
 	CGO_ENABLED=0 go build -trimpath -o bin/postrider ./cmd/postrider
@@ -136,6 +145,8 @@ $(CACHE)/bin/cluster:
 	@go build -o "$@" ./test/cluster/cmd/cluster
 $(CACHE)/bin/e2e:
 	@go build -o "$@" ./test/e2e
+$(CACHE)/bin/chaos:
+	@go build -o "$@" ./test/chaos/cmd/chaos
 $(CACHE)/bin/bench:
 	@cd bench && go build -o "$@" .
 

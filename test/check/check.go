@@ -1,6 +1,7 @@
 package check
 
 import (
+	"cmp"
 	"fmt"
 	"net/http"
 	"slices"
@@ -20,28 +21,44 @@ type Options struct {
 	// Recovery is how long a post may go on failing before it is accepted, counted from the end of the disruptions in which
 	// its first try failed. Zero: no bound.
 	Recovery time.Duration
+	// Circuits are the circuit breakers of endpoints. Their requests are judged while nothing is disrupted or changed.
+	Circuits map[string]Circuit
+	// Lag is how much later than usual a request may come after it was allowed, on a machine that is busy. Zero: 250 ms.
+	// Where a disruption may have held it up, it is the 15 seconds that a sender waits for its database at most.
+	Lag time.Duration
 }
 
-const defaultRecording = 2 * time.Second
+// Circuit is a circuit breaker: after Threshold failures in a row one request per Cooldown may come until one succeeds.
+type Circuit struct {
+	Threshold int
+	Cooldown  time.Duration
+}
+
+const (
+	defaultRecording = 2 * time.Second
+	defaultLag       = 250 * time.Millisecond
+	disruptedLag     = 15 * time.Second
+)
 
 // Check compares what was acknowledged with what arrived. It is a function of the journals alone.
 func Check(record Record, o Options) Report {
-	if o.Recording == 0 {
-		o.Recording = defaultRecording
-	}
+	o.Recording, o.Lag = cmp.Or(o.Recording, defaultRecording), cmp.Or(o.Lag, defaultLag)
 	c := &checker{
 		options: o,
 		report:  Report{Torn: record.Torn, Answers: map[string]int{}, Repeats: map[Cause]int{}, Violations: map[Violation]int{}, Endpoints: map[string]Figures{}},
 		posts:   map[string]*post{}, events: map[string]*post{}, deliveries: map[delivery]*course{},
 		calls: map[string]*call{}, sequences: map[sequence]*progress{}, traffic: map[string]*traffic{}, dead: map[delivery]bool{},
+		changes: map[string][]Fact{},
 	}
 	// What is needed before its turn: a post counts as accepted when its event arrives, though the producer heard of it later;
 	// whether an answer was heard is known when the next request for the same delivery comes.
 	for _, f := range record.Facts {
+		c.about = f.Event
 		c.foresee(f)
 	}
 	c.expect()
 	for _, f := range record.Facts {
+		c.about = f.Event
 		switch f.Kind {
 		case Arrived:
 			c.arrived(f)
@@ -49,7 +66,7 @@ func Check(record Record, o Options) Report {
 			c.answered(f)
 		case Failed:
 			c.failed(f)
-		case Sending, Accepted, Unknown, Refused, Disrupted, Died:
+		case Sending, Accepted, Unknown, Refused, Disrupted, Died, Changed:
 		}
 	}
 	c.finish()
@@ -65,7 +82,9 @@ type checker struct {
 	deliveries  map[delivery]*course
 	calls       map[string]*call
 	disruptions []Fact
+	changes     map[string][]Fact // by endpoint, as they were made
 	dead        map[delivery]bool
+	about       string // the event that is looked at
 	sequences   map[sequence]*progress
 	traffic     map[string]*traffic // by endpoint
 	accepting   []time.Duration
@@ -90,6 +109,7 @@ type course struct {
 }
 
 type call struct {
+	name     string
 	arrived  time.Time
 	answer   *Fact // nil: none was given
 	answered bool  // by now
@@ -133,10 +153,12 @@ func (c *checker) foresee(f Fact) {
 			f.Until = f.At
 		}
 		c.disruptions = append(c.disruptions, f)
+	case Changed:
+		c.changes[f.Endpoint] = append(c.changes[f.Endpoint], f)
 	case Died:
 		c.dead[delivery{f.Event, f.Endpoint}] = true
 	case Arrived:
-		c.calls[f.Call] = &call{arrived: f.At}
+		c.calls[f.Call] = &call{name: f.Call, arrived: f.At}
 	case Answered:
 		if call := c.calls[f.Call]; call != nil {
 			call.answer = &f
@@ -170,8 +192,8 @@ func (c *checker) failed(f Fact) {
 
 func (c *checker) arrived(f Fact) {
 	c.report.Arrivals++
-	c.enter(f)
 	this := c.calls[f.Call]
+	c.enter(f, this)
 	if f.Problem != "" {
 		c.violate(Unverified, "call %s for %s of event %s: %s", f.Call, f.Endpoint, f.Event, f.Problem)
 	}
@@ -210,14 +232,14 @@ func (c *checker) arrived(f Fact) {
 
 // repeated finds the reason of a further request for a delivery. That the earlier ones failed is the usual one.
 func (c *checker) repeated(d *course, f Fact) {
-	worst := Cause("")
+	worst, why := Cause(""), ""
 	for _, earlier := range d.calls {
 		if earlier.answered && !earlier.delivered() {
 			continue
 		}
-		cause := c.cause(earlier, f)
+		cause, reason := c.cause(earlier, f)
 		if worst == "" || cause == Unexplained {
-			worst = cause
+			worst, why = cause, fmt.Sprintf("call %s of %s: %s", earlier.name, earlier.arrived.Format(clock), reason)
 		}
 	}
 	if worst == "" {
@@ -225,6 +247,9 @@ func (c *checker) repeated(d *course, f Fact) {
 		return
 	}
 	c.report.Repeats[worst]++
+	if len(c.report.Repeated) < maxRepeated {
+		c.report.Repeated = append(c.report.Repeated, fmt.Sprintf("event %s at %s, attempt %d at %s, repeats %s", f.Event, f.Endpoint, f.Attempt, f.At.Format(clock), why))
+	}
 	if worst == Unexplained {
 		c.violate(Duplicate, "event %s arrived at %s again (attempt %d, call %s, %s after the first) and nothing explains it",
 			f.Event, f.Endpoint, f.Attempt, f.Call, f.At.Sub(d.calls[0].arrived))
@@ -232,19 +257,19 @@ func (c *checker) repeated(d *course, f Fact) {
 }
 
 // cause says why a request came although the earlier one had succeeded, or was still open.
-func (c *checker) cause(earlier *call, f Fact) Cause {
+func (c *checker) cause(earlier *call, f Fact) (Cause, string) {
 	if !earlier.answered {
 		// The sender's clock starts a little before ours.
 		long := c.options.Timeout > 0 && f.At.Sub(earlier.arrived) >= c.options.Timeout*9/10
 		unheard := earlier.answer != nil && earlier.answer.Unheard
 		if long || (unheard && (c.options.Timeout > 0 || earlier.answer.Problem == onPurpose)) {
-			return TimedOut
+			return TimedOut, "it was open for too long, or given up"
 		}
 	}
 	end := f.At
 	if earlier.answered {
 		if c.options.Timeout > 0 && earlier.answer.At.Sub(earlier.arrived) >= c.options.Timeout*9/10 {
-			return TimedOut // the answer came too late by a hair, which only the sender knows
+			return TimedOut, "its answer came too late by a hair, which only the sender knows"
 		}
 		if recorded := earlier.answer.At.Add(c.options.Recording); recorded.Before(end) {
 			end = recorded
@@ -252,10 +277,10 @@ func (c *checker) cause(earlier *call, f Fact) Cause {
 	}
 	for _, d := range c.disruptions {
 		if !d.At.After(end) && !d.Until.Before(earlier.arrived) {
-			return Disruption
+			return Disruption, d.Problem
 		}
 	}
-	return Unexplained
+	return Unexplained, "nothing explains it"
 }
 
 func (c *checker) answered(f Fact) {
@@ -264,7 +289,7 @@ func (c *checker) answered(f Fact) {
 		return // its arrival's line was torn
 	}
 	call.answered = true
-	c.leave(f)
+	c.leave(f, call)
 	if !call.delivered() {
 		return
 	}
@@ -312,6 +337,7 @@ func (c *checker) finish() {
 			if d != nil {
 				calls = len(d.calls)
 			}
+			c.about = p.event
 			c.violate(Lost, "event %s (post %s), accepted at %s, was never delivered to %s (%d requests came)",
 				p.event, p.sending.Post, p.accepted.At.Format(time.RFC3339Nano), endpoint, calls)
 		}
@@ -320,6 +346,7 @@ func (c *checker) finish() {
 		c.violate(Empty, "nothing was accepted for any endpoint: this run shows nothing")
 	}
 	c.report.AcceptLatency, c.report.DeliveryLatency = spread(c.accepting), spread(c.delivering)
+	c.about = ""
 	for name, t := range c.traffic {
 		c.report.Endpoints[name] = t.figures
 	}

@@ -25,6 +25,9 @@ const (
 const (
 	Disrupted Kind = "disrupted" // from At until Until something was killed, stopped or cut off, or deliveries were replayed
 	Died      Kind = "died"      // a delivery became a dead letter
+	// Changed: at At an endpoint was asked to be as the fact says; at Until its status said that it is. Until zero: it was so
+	// before anything was posted.
+	Changed Kind = "changed"
 )
 
 // Fact is a line of a journal. Which fields it has depends on its kind.
@@ -67,4 +70,14 @@ type Fact struct {
 
 	// Until is the end of a disruption; zero: it was over at once.
 	Until time.Time `json:"until,omitzero"`
+
+	// What an endpoint is like: Concurrency is its maxConcurrency, Rate its requests a second, Burst what may come at once.
+	// Zero: no limit. Ordered and Paused are its ordering and state.
+	Concurrency int     `json:"concurrency,omitempty"`
+	Rate        float64 `json:"rate,omitempty"`
+	Burst       int     `json:"burst,omitempty"`
+	Ordered     bool    `json:"ordered,omitempty"`
+	Paused      bool    `json:"paused,omitempty"`
+	// Revision numbers the versions of an endpoint's URL, of which it is a parameter: so a request tells which it was sent by.
+	Revision int `json:"revision,omitempty"`
 }

@@ -23,6 +23,9 @@ import (
 // Load posts events and keeps a journal of what was acknowledged. A post that is answered 503, or not at all, is repeated
 // with the same idempotency key. Events of one ordering key are posted one after the other.
 type Load struct {
+	// Name begins the names of all posts and keys. Loads whose journals are read together have different ones. Empty: a
+	// random one.
+	Name string
 	// URL of ingest, without a path.
 	URL string
 	// TokenFile holds the bearer token; it is read again for every request, as its content is renewed. Empty: none is sent.
@@ -67,7 +70,7 @@ func (l *Load) Run(ctx context.Context) error {
 	if len(l.Types) == 0 || l.URL == "" || l.Journal == nil {
 		return errors.New("load: URL, Types and Journal are needed")
 	}
-	r := &run{Load: *l, name: strings.ToLower(rand.Text()[:10])}
+	r := &run{Load: *l, name: cmp.Or(l.Name, strings.ToLower(rand.Text()[:10]))}
 	r.Workers = cmp.Or(r.Workers, defaultWorkers)
 	r.Timeout, r.Patience = cmp.Or(r.Timeout, defaultTimeout), cmp.Or(r.Patience, defaultPatience)
 	if r.Transport == nil {

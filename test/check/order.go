@@ -22,7 +22,7 @@ func (c *checker) expect() {
 			continue
 		}
 		for _, endpoint := range p.accepted.Endpoints {
-			if !slices.Contains(c.options.Ordered, endpoint) {
+			if !slices.Contains(c.options.Ordered, endpoint) && !c.orderedSince(endpoint, p.sending.At) {
 				continue
 			}
 			s := sequence{endpoint, p.sending.Key}
@@ -62,33 +62,14 @@ func (c *checker) settled(p *post, endpoint string) bool {
 	return c.dead[key] || (d != nil && !d.done.IsZero())
 }
 
-// traffic is what an endpoint saw.
-type traffic struct {
-	figures Figures
-	open    int
-	recent  []time.Time // requests of the last second
-}
-
-func (c *checker) enter(f Fact) {
-	t := c.traffic[f.Endpoint]
-	if t == nil {
-		t = &traffic{}
-		c.traffic[f.Endpoint] = t
+// orderedSince tells that an endpoint was known to keep order when a post began, and kept it from then on.
+func (c *checker) orderedSince(endpoint string, posted time.Time) bool {
+	ordered := false
+	for _, change := range c.changes[endpoint] {
+		if change.Until.After(posted) {
+			return ordered && change.Ordered
+		}
+		ordered = change.Ordered
 	}
-	t.figures.Requests++
-	t.open++
-	t.figures.Concurrency = max(t.figures.Concurrency, t.open)
-	t.recent = append(t.recent, f.At)
-	old := 0
-	for f.At.Sub(t.recent[old]) >= time.Second {
-		old++
-	}
-	t.recent = t.recent[old:]
-	t.figures.PerSecond = max(t.figures.PerSecond, len(t.recent))
-}
-
-func (c *checker) leave(f Fact) {
-	if t := c.traffic[f.Endpoint]; t != nil {
-		t.open--
-	}
+	return ordered
 }

@@ -174,6 +174,58 @@ func TestAReceiverRefusesWhatDoesNotVerifyAndRecordsIt(t *testing.T) {
 	ask(t, http.MethodPost, server.URL+"/a/b", `{"post": "p"}`, http.StatusInternalServerError)
 }
 
+func TestAReceiverLies(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		rule Rule
+		want string // of the fact
+	}{
+		"by a reset":   {Rule{Reset: true}, onPurpose},
+		"by a trickle": {Rule{Trickle: Duration(10 * time.Millisecond)}, goneAway},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			path := filepath.Join(t.TempDir(), "journal")
+			journal, err := OpenJournal(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = journal.Close() }()
+			server := httptest.NewServer(NewReceiver(ReceiverOptions{
+				Journal: journal, Keys: map[string][]signature.Key{"": {keyOf(t, secret)}}, Script: Script{Rules: []Rule{test.rule}},
+			}))
+			ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+			defer cancel()
+			now := time.Now()
+			request, err := http.NewRequestWithContext(ctx, http.MethodPost, server.URL+"/a?revision=7", strings.NewReader("{}"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			request.Header.Set("Postrider-Attempt", "1")
+			request.Header.Set(signature.HeaderID, "e")
+			request.Header.Set(signature.HeaderTimestamp, signature.Timestamp(now))
+			request.Header.Set(signature.HeaderSignature, signature.Sign("e", now, []byte("{}"), keyOf(t, secret)))
+			response, err := http.DefaultClient.Do(request)
+			if err == nil {
+				_, err = io.ReadAll(response.Body)
+				_ = response.Body.Close()
+			}
+			if err == nil {
+				t.Error("a whole answer came")
+			}
+			server.Close() // waits for the handler
+			record, err := Read(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			last := record.Facts[len(record.Facts)-1]
+			if record.Facts[0].Revision != 7 || !last.Unheard || last.Problem != test.want {
+				t.Errorf("facts: got %+v, want the last one %q", record.Facts, test.want)
+			}
+		})
+	}
+}
+
 func TestAReceiverRecordsWhichKeysVerifyARequest(t *testing.T) {
 	t.Parallel()
 	first, second := keyOf(t, secret), keyOf(t, another)

@@ -1,11 +1,13 @@
 package check
 
 import (
+	"context"
 	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"strconv"
@@ -77,7 +79,11 @@ func (r *Receiver) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 		r.mutex.Unlock()
 		rule = script.rule(f, played)
 	}
-	rule.wait(request.Context())
+	if rule.Trickle > 0 {
+		trickle(request.Context(), w, time.Duration(rule.Trickle))
+	} else {
+		rule.wait(request.Context())
+	}
 
 	answer := Fact{
 		Kind: Answered, Call: f.Call, Event: f.Event, Endpoint: f.Endpoint, Post: f.Post, Attempt: f.Attempt,
@@ -86,7 +92,7 @@ func (r *Receiver) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 	switch {
 	case request.Context().Err() != nil:
 		answer.Unheard, answer.Problem = true, goneAway
-	case rule.Drop || rule.Truncate:
+	case rule.Drop || rule.Reset || rule.Truncate:
 		answer.Unheard, answer.Problem = true, onPurpose
 	}
 	if err := r.options.Journal.Write(answer); err != nil {
@@ -97,7 +103,11 @@ func (r *Receiver) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 }
 
 func (r Rule) answer(w http.ResponseWriter) {
-	if r.Drop || r.Hang {
+	if r.Reset {
+		reset(w)
+		return
+	}
+	if r.Drop || r.Hang || r.Trickle > 0 {
 		panic(http.ErrAbortHandler) // closes the connection
 	}
 	if r.RetryAfter != "" {
@@ -110,6 +120,41 @@ func (r Rule) answer(w http.ResponseWriter) {
 		panic(http.ErrAbortHandler)
 	}
 	w.WriteHeader(r.status())
+}
+
+// trickle sends an answer byte by byte until the sender goes away.
+func trickle(ctx context.Context, w http.ResponseWriter, pause time.Duration) {
+	w.Header().Set("Content-Length", strconv.Itoa(maxAnswer))
+	w.WriteHeader(http.StatusOK)
+	control := http.NewResponseController(w)
+	tick := time.NewTicker(pause)
+	defer tick.Stop()
+	for {
+		if _, err := w.Write([]byte(".")); err == nil {
+			_ = control.Flush() // that nobody reads it any more is told by ctx
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// reset ends the connection as a crash does: what the sender has not read is gone.
+func reset(w http.ResponseWriter) {
+	hijacker, ok := w.(http.Hijacker)
+	if !ok {
+		return
+	}
+	connection, _, err := hijacker.Hijack()
+	if err != nil {
+		return
+	}
+	if tcp, ok := connection.(*net.TCPConn); ok {
+		_ = tcp.SetLinger(0)
+	}
+	_ = connection.Close()
 }
 
 // payload is what Load posts.
@@ -129,6 +174,7 @@ func (r *Receiver) read(request *http.Request, body []byte) Fact {
 	}
 	var errs []error
 	var err error
+	f.Revision, _ = strconv.Atoi(request.URL.Query().Get("revision")) // most URLs have none
 	if f.Attempt, err = strconv.Atoi(request.Header.Get("Postrider-Attempt")); err != nil {
 		errs = append(errs, fmt.Errorf("postrider-attempt: %w", err))
 	}

@@ -24,6 +24,11 @@ const (
 	Answer     Violation = "answer"     // a producer was answered what it should not be
 	Slow       Violation = "slow"       // posting failed for longer than allowed
 	Empty      Violation = "empty"      // there was nothing to check
+	Crowded    Violation = "crowded"    // more requests at once than maxConcurrency
+	Hurried    Violation = "hurried"    // more requests in a second than rate and burst allow
+	Pestered   Violation = "pestered"   // sent to an endpoint whose circuit is open
+	Unpaused   Violation = "unpaused"   // sent to an endpoint that was paused
+	Stale      Violation = "stale"      // sent by a URL that was no longer the endpoint's
 )
 
 // Cause is why a delivery was sent again after it had succeeded, or while it was under way.
@@ -37,7 +42,7 @@ const (
 )
 
 // maxDetails bounds the violations that are described; all are counted.
-const maxDetails = 50
+const maxDetails, maxRepeated, maxOffenders = 50, 10_000, 20
 
 // Report is what Check found.
 type Report struct {
@@ -50,6 +55,8 @@ type Report struct {
 	// Arrivals are requests; Retries those that followed a failure, Repeats those that followed a success or overlapped.
 	Arrivals, Retries int
 	Repeats           map[Cause]int
+	// Repeated describes each repeat, and Offenders are the events of violations: the first ones of each.
+	Repeated, Offenders []string
 	// Keys counts the sequences whose order was checked.
 	Keys int
 	// Answers counts the tries that were not accepted by status, "none" for a broken connection.
@@ -133,5 +140,8 @@ func (c *checker) violate(kind Violation, format string, args ...any) {
 	c.report.Violations[kind]++
 	if len(c.report.Details) < maxDetails {
 		c.report.Details = append(c.report.Details, string(kind)+": "+fmt.Sprintf(format, args...))
+	}
+	if c.about != "" && len(c.report.Offenders) < maxOffenders && !slices.Contains(c.report.Offenders, c.about) {
+		c.report.Offenders = append(c.report.Offenders, c.about)
 	}
 }

@@ -38,10 +38,13 @@ type Rule struct {
 	// RetryAfter is sent as that header.
 	RetryAfter string `json:"retry_after,omitempty"`
 	// Hang gives no answer until the sender goes away; Drop closes the connection without one; Truncate closes it in the
-	// middle of the answer's body.
+	// middle of the answer's body; Reset resets it, so that not even the beginning of an answer arrives.
 	Hang     bool `json:"hang,omitempty"`
 	Drop     bool `json:"drop,omitempty"`
 	Truncate bool `json:"truncate,omitempty"`
+	Reset    bool `json:"reset,omitempty"`
+	// Trickle answers 200 and sends a byte of the body after each such time, until the sender goes away. Zero: it does not.
+	Trickle Duration `json:"trickle,omitzero"`
 }
 
 // Duration is written as in "1m30s".

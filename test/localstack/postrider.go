@@ -2,6 +2,7 @@ package localstack
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"sync"
 	"syscall"
 	"time"
 
@@ -46,7 +48,9 @@ type Postrider struct {
 	options PostriderOptions
 	folder  *folder
 	program string
-	parts   []*Part
+
+	mutex sync.Mutex
+	parts []*Part
 }
 
 // NewPostrider builds the binary, applies config/rbac, makes a keyring and brings the schema up to date. The caller starts
@@ -137,12 +141,30 @@ type Part struct {
 
 // Start starts a part and returns when it is ready.
 func (p *Postrider) Start(ctx context.Context, part string, flags ...string) (*Part, error) {
+	started, err := p.Launch(ctx, part, PartOptions{Flags: flags})
+	if err != nil {
+		return nil, err
+	}
+	return started, started.process.await(ctx, partPatience, started.Ready)
+}
+
+// PartOptions of one process of a part.
+type PartOptions struct {
+	Flags []string
+	// Environment has further variables, name=value. They win over PostriderOptions.Environment.
+	Environment []string
+	// Program is another binary than the one that was built. Empty: that one.
+	Program string
+}
+
+// Launch starts a part and returns at once. It may be called by many goroutines.
+func (p *Postrider) Launch(ctx context.Context, part string, o PartOptions) (*Part, error) {
 	probes, err := freePort(ctx)
 	if err != nil {
 		return nil, err
 	}
 	started := &Part{Name: part, Probes: "http://" + loopback(probes)}
-	args := append([]string{part, "--metrics-address", loopback(probes)}, flags...)
+	args := append([]string{part, "--metrics-address", loopback(probes)}, o.Flags...)
 	if part == "ingest" {
 		port, err := freePort(ctx)
 		if err != nil {
@@ -151,30 +173,40 @@ func (p *Postrider) Start(ctx context.Context, part string, flags ...string) (*P
 		started.URL = "http://" + loopback(port)
 		args = append(args, "--address", loopback(port))
 	}
-	started.process, err = start(command{
-		path: p.program, args: args, env: p.environment(part), orphaned: syscall.SIGKILL,
-		log: p.file(part + "-" + strconv.Itoa(len(p.parts)) + ".log"),
+	return started, p.begin(started, command{
+		path: cmp.Or(o.Program, p.program), args: args, env: append(p.environment(part), o.Environment...), orphaned: syscall.SIGKILL,
 	})
-	if err != nil {
-		return nil, err
+}
+
+// begin starts the process of a part, with a log of its own.
+func (p *Postrider) begin(part *Part, c command) error {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	c.log = p.file(part.Name + "-" + strconv.Itoa(len(p.parts)) + ".log")
+	var err error
+	if part.process, err = start(c); err != nil {
+		return err
 	}
-	p.parts = append(p.parts, started)
-	return started, started.process.await(ctx, partPatience, func(ctx context.Context) error {
-		request, err := http.NewRequestWithContext(ctx, http.MethodGet, started.Probes+"/readyz", nil)
-		if err != nil {
-			return err
-		}
-		response, err := http.DefaultClient.Do(request)
-		if err != nil {
-			return err
-		}
-		defer func() { _ = response.Body.Close() }()
-		if response.StatusCode != http.StatusOK {
-			text, _ := io.ReadAll(io.LimitReader(response.Body, 1<<10))
-			return fmt.Errorf("/readyz: %s: %s", response.Status, text)
-		}
-		return nil
-	})
+	p.parts = append(p.parts, part)
+	return nil
+}
+
+// Ready asks a part whether it is ready, and returns what it says if it is not.
+func (p *Part) Ready(ctx context.Context) error {
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, p.Probes+"/readyz", nil)
+	if err != nil {
+		return err
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = response.Body.Close() }()
+	if response.StatusCode != http.StatusOK {
+		text, _ := io.ReadAll(io.LimitReader(response.Body, 1<<10))
+		return fmt.Errorf("/readyz: %s: %s", response.Status, text)
+	}
+	return nil
 }
 
 // StartProgram builds a program of this repository and starts it beside the parts; environment gets the address that it
@@ -193,14 +225,9 @@ func (p *Postrider) StartProgram(ctx context.Context, pkg string, environment fu
 		return nil, err
 	}
 	started := &Part{Name: filepath.Base(pkg), URL: "http://" + loopback(port)}
-	started.process, err = start(command{
-		path: program, env: environment(loopback(port)), orphaned: syscall.SIGKILL,
-		log: p.file(started.Name + "-" + strconv.Itoa(len(p.parts)) + ".log"),
-	})
-	if err != nil {
+	if err := p.begin(started, command{path: program, env: environment(loopback(port)), orphaned: syscall.SIGKILL}); err != nil {
 		return nil, err
 	}
-	p.parts = append(p.parts, started)
 	return started, started.process.await(ctx, partPatience, func(ctx context.Context) error {
 		connection, err := (&net.Dialer{}).DialContext(ctx, "tcp", loopback(port))
 		if err != nil {
@@ -219,6 +246,12 @@ func (p *Part) Stop() error {
 // Kill ends the part as kill -9 does.
 func (p *Part) Kill() { p.process.kill() }
 
+// Done is closed when the process has ended, however it did; Err then says how: nil for exit status 0.
+func (p *Part) Done() <-chan struct{} { return p.process.done }
+
+// Err is of use once Done is closed.
+func (p *Part) Err() error { return p.process.err }
+
 // Running tells whether the process is there.
 func (p *Part) Running() bool { return p.process.running() }
 
@@ -227,6 +260,8 @@ func (p *Part) Log() string { return p.process.log }
 
 // Close ends all parts, the last started first, and deletes their logs.
 func (p *Postrider) Close() error {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
 	for i := len(p.parts) - 1; i >= 0; i-- {
 		if p.parts[i].Running() {
 			p.parts[i].process.stop(syscall.SIGTERM, partGrace)
