@@ -41,12 +41,19 @@ type outcome struct {
 
 // accepter puts events into the store, each with its deliveries or not at all.
 type accepter struct {
-	store   Store
-	tables  *tables
-	window  time.Duration
-	timeout time.Duration
-	touched func([]store.Touched)
-	metrics *metrics
+	store    Store
+	tables   *tables
+	window   time.Duration
+	timeout  time.Duration
+	touched  func([]store.Touched)
+	metrics  *metrics
+	gatherer *gatherer
+}
+
+func newAccepter(config Config, s Store, t *tables, touched func([]store.Touched), m *metrics) *accepter {
+	a := &accepter{store: s, tables: t, window: config.IdempotencyWindow, timeout: config.DatabaseTimeout, touched: touched, metrics: m}
+	a.gatherer = newGatherer(config.gathering(), a.commit, m)
+	return a
 }
 
 // maxStale bounds how often an event is matched again because the namespace's endpoints changed meanwhile.
@@ -57,13 +64,11 @@ var (
 	errNamespaceUnknown = errors.New("the controller has not told of the namespace")
 )
 
-// accept stores events in one transaction and returns one outcome for each, in their order. A batch, or the requests
-// of several callers that share a commit, come here together; one's conflict does not touch the others.
+// accept stores the events of one caller, in their order, and returns one outcome for each. They share their commits with
+// those of others; whatever becomes of those does not touch these.
 //
-// It goes on when the caller's context ends: the answer of a commit under way would be lost, with the waking of the
-// dispatchers, and breaking off a statement costs its connection. Its own deadline bounds it.
+// Once a commit is under way it goes on when the caller's context ends: its answer would be lost.
 func (a *accepter) accept(ctx context.Context, submissions []submission) []outcome {
-	ctx = context.WithoutCancel(ctx)
 	outcomes := make([]outcome, len(submissions))
 	stale := make([]*table, len(submissions))
 	pending := make([]int, len(submissions))
@@ -83,12 +88,45 @@ func (a *accepter) accept(ctx context.Context, submissions []submission) []outco
 }
 
 // try settles the pending submissions, but for those whose matching table turned out to be outdated: these it returns,
-// with the table in stale.
+// with the table in stale. It hands over as many at once as go into one group: the others of the caller come after.
 func (a *accepter) try(ctx context.Context, submissions []submission, outcomes []outcome, stale []*table, pending []int) []int {
-	var events []store.NewEvent
-	var matched [][]store.MatchedEndpoint
-	var members []int
-	for _, i := range pending {
+	var again []int
+	for len(pending) > 0 {
+		var b bundle
+		b, pending = a.bundle(ctx, submissions, outcomes, stale, pending)
+		if len(b.events) == 0 {
+			break
+		}
+		results, err := a.gatherer.put(ctx, b.events)
+		for n, i := range b.members {
+			switch {
+			case err != nil:
+				outcomes[i].err = err
+			case results[n].Err != nil:
+				outcomes[i].err = results[n].Err
+			case results[n].Stale:
+				again = append(again, i)
+			case results[n].Original != nil:
+				outcomes[i] = duplicateOf(results[n], submissions[i].event)
+			default:
+				outcomes[i] = outcome{id: results[n].EventID, acceptedAt: results[n].AcceptedAt, endpoints: names(b.matched[n])}
+			}
+		}
+	}
+	return again
+}
+
+// bundle is what a caller hands over at once.
+type bundle struct {
+	members []int // their numbers
+	events  []store.NewEvent
+	matched [][]store.MatchedEndpoint
+}
+
+// bundle matches as many of the pending submissions as go into one group, and returns the rest.
+func (a *accepter) bundle(ctx context.Context, submissions []submission, outcomes []outcome, stale []*table, pending []int) (b bundle, rest []int) {
+	var sum load
+	for n, i := range pending {
 		t, err := a.tables.present(ctx, submissions[i].namespace, stale[i])
 		if err == nil && t.Version == 0 {
 			err = errNamespaceUnknown
@@ -98,54 +136,57 @@ func (a *accepter) try(ctx context.Context, submissions []submission, outcomes [
 			continue
 		}
 		endpoints := t.match(submissions[i].event.eventType)
-		events = append(events, newEvent(t, submissions[i].event, endpoints))
-		matched = append(matched, endpoints)
-		members = append(members, i)
-		stale[i] = t
-	}
-	if len(events) == 0 {
-		return nil
-	}
-	results, err := a.commit(ctx, events)
-	if err != nil {
-		for _, i := range members {
-			outcomes[i].err = err
+		e := newEvent(t, submissions[i].event, endpoints)
+		if sum = sum.plus(weight(&e)); len(b.events) > 0 && !sum.fits(a.gatherer.group) {
+			return b, pending[n:]
 		}
-		return nil
+		stale[i] = t
+		b.members, b.events, b.matched = append(b.members, i), append(b.events, e), append(b.matched, endpoints)
 	}
-	var again []int
+	return b, nil
+}
+
+// commit stores a group and has the dispatchers woken for it. It runs for the group and not for any of the callers. The
+// store keeps half of the time for finding out what became of a commit whose answer was lost.
+func (a *accepter) commit(ctx context.Context, group []*parcel) {
+	ctx, cancel := context.WithTimeout(ctx, 2*a.timeout)
+	defer cancel()
+	var events []store.NewEvent
+	for _, p := range group {
+		events = append(events, p.events...)
+	}
+	began := time.Now()
+	results, err := a.store.Accept(ctx, events, a.window)
+	a.metrics.acceptSeconds.Observe(time.Since(began).Seconds())
+	if err == nil && len(results) != len(events) {
+		err = fmt.Errorf("accept: %d results for %d events", len(results), len(events))
+	}
+	if err != nil {
+		for _, p := range group {
+			p.err = err
+		}
+		return
+	}
+	a.wake(events, results)
+	for _, p := range group {
+		p.results, results = results[:len(p.events)], results[len(p.events):]
+	}
+}
+
+// wake hands over the lanes of what was accepted, and counts what had to be searched for.
+func (a *accepter) wake(events []store.NewEvent, results []store.Acceptance) {
 	var lanes []store.Touched
-	for n, result := range results {
-		i := members[n]
-		switch {
-		case result.Stale:
-			again = append(again, i)
-		case result.Original != nil:
-			outcomes[i] = duplicateOf(result, submissions[i].event)
-		default:
-			outcomes[i] = outcome{id: result.EventID, acceptedAt: result.AcceptedAt, endpoints: names(matched[n])}
-			lanes = append(lanes, lanesOf(events[n])...)
+	for i, r := range results {
+		if r.Err == nil && !r.Stale && r.Original == nil {
+			lanes = append(lanes, lanesOf(events[i])...)
+		}
+		if r.Recovered {
+			a.metrics.recovered.Inc()
 		}
 	}
 	if len(lanes) > 0 {
 		a.touched(lanes)
 	}
-	return again
-}
-
-func (a *accepter) commit(ctx context.Context, events []store.NewEvent) ([]store.Acceptance, error) {
-	ctx, cancel := context.WithTimeout(ctx, a.timeout)
-	defer cancel()
-	began := time.Now()
-	results, err := a.store.Accept(ctx, events, a.window)
-	a.metrics.acceptSeconds.Observe(time.Since(began).Seconds())
-	if err != nil {
-		return nil, fmt.Errorf("accept: %w", err)
-	}
-	if len(results) != len(events) {
-		return nil, fmt.Errorf("accept: %d results for %d events", len(results), len(events))
-	}
-	return results, nil
 }
 
 func newEvent(t *table, e event, endpoints []store.MatchedEndpoint) store.NewEvent {

@@ -1,10 +1,13 @@
 package ingest
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
 	"time"
+
+	"k8s.io/apimachinery/pkg/util/validation"
 )
 
 // Config of the ingest part. DefaultConfig gives the defaults; a zero value is not usable unless its field says so.
@@ -22,6 +25,10 @@ type Config struct {
 	IdempotencyWindow time.Duration
 	// MaxInFlight bounds the authenticated requests under way, 1 to 100,000. Memory follows it: each may hold a body.
 	MaxInFlight int
+	// MaxWaitingEvents and MaxWaitingBytes bound the events that wait for a commit, 1 to 1,000,000 and 1 MiB to 4 GiB;
+	// beyond that requests are refused at once.
+	MaxWaitingEvents int
+	MaxWaitingBytes  int64
 	// MaxConnections bounds the open connections, 1 to 100,000; a further one waits to be accepted.
 	MaxConnections int
 	// BodyTimeout is how long a client may take to send its body, 1 s to 5 min.
@@ -35,6 +42,29 @@ type Config struct {
 	DrainDelay time.Duration
 	// ShutdownTimeout is how long requests under way may take after that, 1 s to 5 min.
 	ShutdownTimeout time.Duration
+	// WatchNamespaces are the only namespaces that are posted to; empty: all.
+	WatchNamespaces []string
+
+	// groupEvents and committers stand in for the constants of those names, in measurements. 0: the constant.
+	groupEvents, committers int
+}
+
+const (
+	// groupEvents, groupBytes and groupRows bound what one commit stores: more makes none of it faster, and each waits for
+	// all. More than wideRows deliveries are a large fan-out.
+	groupEvents, groupBytes, groupRows, wideRows = 500, 4 << 20, 5000, 1000
+	// committers: while one group is committed, the next one is gathered and sent.
+	committers = 2
+)
+
+func (c Config) gathering() gathering {
+	return gathering{
+		committers: cmp.Or(c.committers, committers),
+		group:      load{events: cmp.Or(c.groupEvents, groupEvents), bytes: groupBytes, rows: groupRows},
+		wide:       wideRows,
+		waiting:    load{events: c.MaxWaitingEvents, bytes: c.MaxWaitingBytes},
+		patience:   c.DatabaseTimeout,
+	}
 }
 
 // ReviewConfig says how the Kubernetes API is asked about credentials, and for how long its answers count.
@@ -64,6 +94,8 @@ func DefaultConfig() Config {
 		BodyLimit:         256 << 10,
 		IdempotencyWindow: 24 * time.Hour,
 		MaxInFlight:       512,
+		MaxWaitingEvents:  10_000,
+		MaxWaitingBytes:   64 << 20,
 		MaxConnections:    4096,
 		BodyTimeout:       10 * time.Second,
 		DatabaseTimeout:   5 * time.Second,
@@ -95,6 +127,8 @@ func (c Config) Validate() error {
 	between(v, "body-limit", c.BodyLimit, 1<<10, 16<<20)
 	between(v, "idempotency-window", c.IdempotencyWindow, time.Second, 30*24*time.Hour)
 	between(v, "max-in-flight", c.MaxInFlight, 1, 100_000)
+	between(v, "max-waiting-events", c.MaxWaitingEvents, 1, 1_000_000)
+	between(v, "max-waiting-bytes", c.MaxWaitingBytes, 1<<20, 4<<30)
 	between(v, "max-connections", c.MaxConnections, 1, 100_000)
 	between(v, "body-timeout", c.BodyTimeout, time.Second, 5*time.Minute)
 	between(v, "database-timeout", c.DatabaseTimeout, 100*time.Millisecond, time.Minute)
@@ -106,6 +140,11 @@ func (c Config) Validate() error {
 	between(v, "review-remember", c.Review.Remember, 100, 1_000_000)
 	between(v, "drain-delay", c.DrainDelay, 0, 5*time.Minute)
 	between(v, "shutdown-timeout", c.ShutdownTimeout, time.Second, 5*time.Minute)
+	for _, namespace := range c.WatchNamespaces {
+		if len(validation.IsDNS1123Label(namespace)) > 0 {
+			v.add("watch-namespaces", fmt.Sprintf("has %q, which is no name of a namespace: 1 to 63 characters of a-z, 0-9 and -", namespace))
+		}
+	}
 	return errors.Join(v.problems...)
 }
 

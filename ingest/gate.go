@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 
@@ -97,6 +98,20 @@ func cannotReview(err error) *problem {
 		reason = "reviews-busy"
 	}
 	return unavailable(reason, "The credential cannot be reviewed at the moment.", err)
+}
+
+// watchedGate lets nobody post to namespaces that this installation does not serve: nobody would deliver.
+type watchedGate struct {
+	gate
+	namespaces []string
+}
+
+func (g watchedGate) admit(r *http.Request, verb string) (caller, error) {
+	from, err := g.gate.admit(r, verb)
+	if err == nil && !slices.Contains(g.namespaces, from.namespace) {
+		return from, forbidden("The credential is good, but this installation does not serve the namespace " + from.namespace + ".")
+	}
+	return from, err
 }
 
 // openGate lets everybody in, for development.

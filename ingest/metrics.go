@@ -13,6 +13,10 @@ type metrics struct {
 	acceptSeconds  prometheus.Histogram
 	staleMatches   prometheus.Counter
 
+	groupEvents, waitSeconds    prometheus.Histogram
+	waitingEvents, waitingBytes prometheus.Gauge
+	recovered                   prometheus.Counter
+
 	reviews       *prometheus.CounterVec   // kind, result
 	reviewSeconds *prometheus.HistogramVec // kind
 	graceUsed     prometheus.Counter
@@ -35,8 +39,14 @@ func newMetrics(registerer prometheus.Registerer) *metrics {
 		requestSeconds: r.histograms("postrider_ingest_request_duration_seconds", "Time from a request's header to its answer.", "route"),
 		refused:        r.counters("postrider_ingest_refused_total", "Requests answered with a problem, by its kind.", "reason"),
 		inFlight:       r.gauge("postrider_ingest_requests_in_flight", "Authenticated requests under way."),
-		acceptSeconds:  r.histogram("postrider_ingest_accept_duration_seconds", "Time of the transaction that stores events, the wait for a connection included."),
+		acceptSeconds:  r.histogram("postrider_ingest_accept_duration_seconds", "Time of the commit of a group of events, the wait for a connection included."),
 		staleMatches:   r.counter("postrider_ingest_stale_matches_total", "Events matched again since the namespace's endpoints had changed."),
+
+		groupEvents:   r.histogramOf(groupBuckets, "postrider_ingest_group_events", "Events that shared a commit."),
+		waitSeconds:   r.histogram("postrider_ingest_wait_duration_seconds", "Time that events waited for the commits before theirs."),
+		waitingEvents: r.gauge("postrider_ingest_waiting_events", "Events that wait for the commits before theirs."),
+		waitingBytes:  r.gauge("postrider_ingest_waiting_bytes", "Their size."),
+		recovered:     r.counter("postrider_ingest_recovered_events_total", "Events whose commit was not answered: it was found, or repeated under the same id."),
 
 		reviews:       r.counters("postrider_ingest_reviews_total", "Reviews asked of the Kubernetes API: kind token or access; result allowed, refused, away or busy.", "kind", "result"),
 		reviewSeconds: r.histograms("postrider_ingest_review_duration_seconds", "Time of a review.", "kind"),
@@ -52,6 +62,9 @@ func newMetrics(registerer prometheus.Registerer) *metrics {
 
 // buckets from half a millisecond to 8 s: a commit to a timeout.
 var buckets = prometheus.ExponentialBuckets(0.0005, 2, 15)
+
+// groupBuckets from a lone event to the largest group.
+var groupBuckets = prometheus.ExponentialBuckets(1, 2, 10)
 
 type registry struct{ prometheus.Registerer }
 
@@ -74,6 +87,10 @@ func (r registry) gauge(name, help string) prometheus.Gauge {
 }
 
 func (r registry) histogram(name, help string) prometheus.Histogram {
+	return r.histogramOf(buckets, name, help)
+}
+
+func (r registry) histogramOf(buckets []float64, name, help string) prometheus.Histogram {
 	h := prometheus.NewHistogram(prometheus.HistogramOpts{Name: name, Help: help, Buckets: buckets})
 	r.MustRegister(h)
 	return h

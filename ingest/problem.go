@@ -126,6 +126,13 @@ func namespaceUnknown(cause error) *problem {
 	return p
 }
 
+// refusedValue is for what only the database finds fault with. Its message may quote the value, so it is told to nobody.
+func refusedValue(cause error) *problem {
+	p := newProblem(http.StatusUnprocessableEntity, "invalid", "The event breaks a rule", "The database refuses a value of this event.")
+	p.reason, p.cause = "refused-value", cause
+	return p
+}
+
 func internal(cause error) *problem {
 	p := newProblem(http.StatusInternalServerError, "internal", "Internal error",
 		"The fault is ours; the log tells more under this request_id.")

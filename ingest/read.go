@@ -103,6 +103,12 @@ func storeProblem(err error) *problem {
 		return namespaceUnknown(err)
 	case errors.Is(err, errKeepsChanging):
 		return unavailable("endpoints-changing", "The namespace's endpoints are changing; nothing was accepted.", err)
+	case errors.Is(err, errCrowded), errors.Is(err, errOutwaited):
+		return unavailable("overloaded", "Too many events wait to be stored; this one was not accepted.", err)
+	case errors.Is(err, errStopping), errors.Is(err, context.Canceled):
+		return unavailable("stopping", "The server is stopping; nothing was accepted.", err)
+	case errors.Is(err, store.ErrRefused):
+		return refusedValue(err)
 	case errors.Is(err, store.ErrConflict):
 		return unavailable("key-contended", "The idempotency key is in dispute; nothing was accepted.", err)
 	case unavailableStore(err):

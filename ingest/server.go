@@ -59,13 +59,12 @@ func New(config Config, parts Parts) (*Server, error) {
 		}
 		s.gate = gate
 	}
+	if len(config.WatchNamespaces) > 0 {
+		s.gate = watchedGate{s.gate, config.WatchNamespaces}
+	}
 	s.admission = newAdmission(config.MaxInFlight, s.metrics.inFlight)
 	s.notifier = newNotifier(s.store, config.DatabaseTimeout, s.metrics, s.log)
-	s.accepter = &accepter{
-		store: s.store, tables: newTables(s.store, config.DatabaseTimeout, s.log),
-		window: config.IdempotencyWindow, timeout: config.DatabaseTimeout,
-		touched: s.notifier.touched, metrics: s.metrics,
-	}
+	s.accepter = newAccepter(config, s.store, newTables(s.store, config.DatabaseTimeout, s.log), s.notifier.touched, s.metrics)
 	return s, nil
 }
 
@@ -121,6 +120,12 @@ func (s *Server) Run(ctx context.Context) error {
 	notifying, stopNotifying := context.WithCancel(working)
 	defer stopNotifying()
 	workers.Go(func() { s.notifier.run(notifying) })
+	var committers sync.WaitGroup
+	for range s.accepter.gatherer.committers {
+		committers.Go(func() { s.accepter.gatherer.run(working) })
+	}
+	defer committers.Wait()
+	defer s.accepter.gatherer.close()
 	workers.Go(func() { s.waitForStore(working) })
 	failed := make(chan error, 1)
 	workers.Go(func() { failed <- s.serve(server) })
@@ -139,6 +144,8 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	s.stopping.Store(true)
 	s.shutdown(context.WithoutCancel(ctx), server)
+	s.accepter.gatherer.close() // after the requests, before the last touch
+	committers.Wait()
 	stopNotifying()
 	stop()
 	return err
@@ -165,7 +172,7 @@ func (s *Server) announce() {
 // httpServer bounds what clients can take: time for a header, a body, an answer, and size of a header.
 func (s *Server) httpServer(ctx context.Context, workers *sync.WaitGroup) (*http.Server, error) {
 	const headerTimeout, idleTimeout, maxHeader, maxStreams = 5 * time.Second, 2 * time.Minute, 32 << 10, 128
-	handling := 2*(slotWait+s.config.Review.Timeout) + maxStale*2*s.config.DatabaseTimeout
+	handling := 2*(slotWait+s.config.Review.Timeout) + maxStale*4*s.config.DatabaseTimeout
 	server := &http.Server{
 		Handler:           s.routes(),
 		ReadHeaderTimeout: headerTimeout,
