@@ -15,6 +15,7 @@ import (
 
 // underLoad disturbs while an application posts, and then checks everything that was posted and that arrived so far.
 func (w *world) underLoad(ctx context.Context, name string, disturb func(context.Context) error) error {
+	began := time.Now()
 	objects, err := localstack.ReadManifests(func(text []byte) []byte {
 		text = bytes.ReplaceAll(text, []byte("name: application"), []byte("name: "+name))
 		text = bytes.ReplaceAll(text, []byte("-count=100"), []byte("-count=0"))
@@ -40,7 +41,7 @@ func (w *world) underLoad(ctx context.Context, name string, disturb func(context
 		Suffix("end").Do(ctx).Error(); err != nil {
 		return fmt.Errorf("end the load: %w", err)
 	}
-	return w.settle(ctx, name)
+	return w.settle(ctx, name, began)
 }
 
 // goesOn waits until a few posts of each key were accepted since some time.

@@ -6,9 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/postrider/postrider/test/check"
@@ -98,14 +100,14 @@ func mainJob(ctx context.Context, w *world) error {
 		return err
 	}
 	w.loads = append(w.loads, "application")
-	if err := w.settle(ctx, "application"); err != nil {
+	if err := w.settle(ctx, "application", time.Time{}); err != nil {
 		return err
 	}
 	return w.table(ctx)
 }
 
-// settle waits until a load has come to its end and all is delivered, and prints what the check has to say.
-func (w *world) settle(ctx context.Context, load string) error {
+// settle waits until a load, begun at some time, has come to its end and all is delivered, and prints what the check has to say.
+func (w *world) settle(ctx context.Context, load string, since time.Time) error {
 	if err := w.cluster.Await(ctx, patience, "the application has posted all", func(ctx context.Context) error {
 		_, err := w.fetch(ctx, samples, load, "9090", "/finished")
 		return err
@@ -113,18 +115,21 @@ func (w *world) settle(ctx context.Context, load string) error {
 		return err
 	}
 	var report check.Report
+	var record check.Record
 	err := w.cluster.Await(ctx, patience, "all is delivered", func(ctx context.Context) error {
-		now, err := w.check(ctx)
+		journals, err := w.readJournals(ctx)
 		if err != nil {
 			return err
 		}
-		report = now // the last one that was to be had
+		record = journals
+		report = judge(record) // the last one that was to be had
 		if missing := report.Violations[check.Lost]; missing > 0 {
 			return fmt.Errorf("%d deliveries are missing", missing)
 		}
 		return nil
 	})
 	report.Print(w.progress)
+	refusals(record, since)
 	if err != nil {
 		return err
 	}
@@ -134,29 +139,55 @@ func (w *world) settle(ctx context.Context, load string) error {
 	return nil
 }
 
-// check compares the journals as they are: those of all loads so far, the receiver's, and what we disrupted.
-func (w *world) check(ctx context.Context) (check.Report, error) {
+// readJournals reads the journals as they are: those of all loads so far, the receiver's, and what we disrupted.
+func (w *world) readJournals(ctx context.Context) (check.Record, error) {
 	receiver, err := w.podOf(ctx, samples, "receiver")
 	if err != nil {
-		return check.Report{}, err
+		return check.Record{}, err
 	}
 	disrupted, err := os.ReadFile(w.disruptionsFile())
 	if err != nil {
-		return check.Report{}, err
+		return check.Record{}, err
 	}
 	journals := []io.Reader{bytes.NewReader(disrupted)}
 	for _, pod := range append(slices.Clone(w.loads), receiver) {
 		journal, err := w.fetch(ctx, samples, pod, "9090", "/journal")
 		if err != nil {
-			return check.Report{}, err
+			return check.Record{}, err
 		}
 		journals = append(journals, bytes.NewReader(journal))
 	}
-	record, err := check.ReadFrom(journals...)
-	if err != nil {
-		return check.Report{}, err
-	}
+	return check.ReadFrom(journals...)
+}
+
+func judge(record check.Record) check.Report {
 	return check.Check(record, check.Options{
 		Ordered: []string{"pixel-forge-frames", "pixel-forge-farm", "pixel-forge-archive"}, Recovery: 10 * time.Second,
-	}), nil
+	})
+}
+
+// refusals prints why tries failed since some time: each reason once, and when it was heard.
+func refusals(record check.Record, since time.Time) {
+	type heard struct {
+		times       int
+		first, last time.Duration
+	}
+	reasons := map[string]heard{}
+	for _, f := range record.Facts {
+		if f.Kind != check.Failed || f.At.Before(since) {
+			continue
+		}
+		reason := fmt.Sprintf("%d %s", f.Status, f.Problem)
+		h, again := reasons[reason]
+		h.last = f.At.Sub(since).Round(100 * time.Millisecond)
+		if !again {
+			h.first = h.last
+		}
+		h.times++
+		reasons[reason] = h
+	}
+	for _, reason := range slices.Sorted(maps.Keys(reasons)) {
+		h := reasons[reason]
+		say("%d × %s (%s to %s after the load was started)", h.times, strings.TrimSpace(reason), h.first, h.last)
+	}
 }

@@ -114,7 +114,7 @@ func (w *world) podLogs() (map[string]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	for _, container := range append(slices.Clone(parts), "postgres", "wait-for-schema") {
+	for _, container := range append(slices.Clone(parts), "postgres") {
 		found := false
 		for path, text := range logs {
 			found = found || (filepath.Base(filepath.Dir(path)) == container && text != "")

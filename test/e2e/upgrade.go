@@ -28,6 +28,8 @@ func upgrade(ctx context.Context, w *world) error {
 		toPresent := func(ctx context.Context) error {
 			return w.chart(ctx, w.present, "upgrade", release, system, "--wait")
 		}
+		// What only the present chart has is removed while the present pods still run. Without the Service in front of Postgres
+		// they open no new connection, which a producer may hear of as 503 until they are replaced.
 		rollBack := func(ctx context.Context) error {
 			_, err := w.helm(ctx, "rollback", release, "--namespace", system, "--wait", "--timeout", "4m")
 			return err
