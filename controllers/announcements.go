@@ -13,6 +13,7 @@ import (
 // Reasons of Kubernetes Events that are no reasons of conditions.
 const (
 	eventCircuitClosed     = "CircuitClosed"
+	eventResumed           = "Resumed"
 	eventDeadLetters       = "DeadLetters"
 	eventSigningKeyRotated = "SigningKeyRotated"
 )
@@ -36,6 +37,13 @@ func announcements(before, after v1alpha1.WebhookEndpointStatus) []announcement 
 		list = append(list, announcement{corev1.EventTypeWarning, v1alpha1.ReasonCircuitOpen, conditionOf(after, v1alpha1.ConditionDelivering).Message})
 	case wasOpen && !isOpen:
 		list = append(list, announcement{corev1.EventTypeNormal, eventCircuitClosed, "Deliveries are sent again."})
+	}
+	was, is = conditionOf(before, v1alpha1.ConditionDelivering), conditionOf(after, v1alpha1.ConditionDelivering)
+	switch wasPaused, isPaused := was.Reason == v1alpha1.ReasonPaused, is.Reason == v1alpha1.ReasonPaused; {
+	case isPaused && !wasPaused:
+		list = append(list, announcement{corev1.EventTypeNormal, v1alpha1.ReasonPaused, is.Message})
+	case wasPaused && !isPaused && is.Reason != v1alpha1.ReasonDisabled:
+		list = append(list, announcement{corev1.EventTypeNormal, eventResumed, "Nobody pauses this endpoint any more; what waited is sent."})
 	}
 	if before.DeadLetterCount != nil && *before.DeadLetterCount == 0 && after.DeadLetterCount != nil && *after.DeadLetterCount > 0 {
 		list = append(list, announcement{corev1.EventTypeWarning, eventDeadLetters, "The first delivery since there was none was given up; it is kept until retention and can be replayed."})

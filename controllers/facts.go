@@ -51,6 +51,7 @@ type facts struct {
 	mutex     sync.Mutex
 	storeTime time.Time // of the last answer, by the store's clock
 	localTime time.Time // of the same, by ours
+	pauses    pauses
 	endpoints map[int64]*endpointFacts
 	ids       map[types.NamespacedName]int64 // of the endpoints that are tracked
 	round     []int64                        // tracked ids, in the order in which their backlogs are counted next
@@ -107,6 +108,12 @@ func (f *facts) learn(activities []store.Activity, at time.Time) {
 		e.activity = a
 	}
 	f.loadOnce.Do(func() { close(f.loaded) })
+}
+
+func (f *facts) learnPauses(told []store.Pause) {
+	f.mutex.Lock()
+	defer f.mutex.Unlock()
+	f.pauses = pausesOf(told)
 }
 
 func (f *facts) learnBacklogs(backlogs []store.Backlog) {
@@ -181,7 +188,9 @@ func (f *facts) figures(id int64) figures {
 }
 
 func (f *facts) figuresOf(e *endpointFacts) figures {
-	return figure(e.activity, e.backlog, f.storeNow())
+	shows := figure(e.activity, e.backlog, f.storeNow())
+	shows.Pauses = f.pauses.of(e.name.Namespace)
+	return shows
 }
 
 // storeNow is the store's clock, carried on by ours. The mutex is held.

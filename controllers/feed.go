@@ -94,12 +94,17 @@ func (f *feed) tick(ctx context.Context) {
 	f.enqueueReview()
 }
 
-// read asks for activity in one query and for backlogs in another.
+// read asks for pauses, for activity and for backlogs, each in one query for all endpoints.
 func (f *feed) read(ctx context.Context) error {
+	pauses, err := f.store.Pauses(ctx)
+	if err != nil {
+		return err
+	}
 	activities, now, err := f.store.Activities(ctx, f.since)
 	if err != nil {
 		return err
 	}
+	f.facts.learnPauses(pauses) // before the first statuses are written
 	f.facts.learn(activities, now)
 	f.since = now.Add(-activityOverlap)
 

@@ -27,6 +27,7 @@ type quietStore struct {
 	mutex    sync.Mutex
 	moved    map[int64]store.Activity
 	backlogs map[int64]store.Backlog
+	pauses   []store.Pause
 	away     bool
 	counted  []int // how many endpoints each query for backlogs asked for
 }
@@ -51,6 +52,12 @@ func later(a, b time.Time) time.Time {
 		return a
 	}
 	return b
+}
+
+func (s *quietStore) Pauses(context.Context) ([]store.Pause, error) {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	return s.pauses, nil
 }
 
 func (s *quietStore) Backlogs(_ context.Context, ids []int64) ([]store.Backlog, error) {

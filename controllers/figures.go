@@ -17,6 +17,7 @@ import (
 type figures struct {
 	Circuit     v1alpha1.CircuitState
 	Gone        bool
+	Pauses      pausesOver
 	Failures    int // consecutive
 	LastSuccess time.Time
 	LastFailure failure
@@ -90,6 +91,7 @@ func compare(shown, now figures) urgency {
 	case shown == now:
 		return unchanged
 	case shown.Gone != now.Gone,
+		shown.Pauses != now.Pauses,
 		open(shown) != open(now),
 		(shown.Failures > 0) != (now.Failures > 0),
 		shown.LastSuccess.IsZero() != now.LastSuccess.IsZero(),

@@ -107,8 +107,8 @@ func delivering(t truth) metav1.Condition {
 	switch f := t.figures; {
 	case t.row.Spec.State == store.Disabled:
 		c.Reason, c.Message = v1alpha1.ReasonDisabled, "The spec says state: Disabled; events are not kept for this endpoint."
-	case t.row.Spec.State == store.Paused:
-		c.Reason, c.Message = v1alpha1.ReasonPaused, "The spec says state: Paused; events wait and do not expire."
+	case t.row.Spec.State == store.Paused || f.Pauses != pausesOver{}:
+		c.Reason, c.Message = v1alpha1.ReasonPaused, whoPauses(t)
 	case open(f):
 		c.Reason = v1alpha1.ReasonCircuitOpen
 		c.Message = "So many attempts failed that only a probe is sent now and then. The last one: " + f.LastFailure.summary()
@@ -225,18 +225,21 @@ func standing(s v1alpha1.WebhookEndpointStatus) v1alpha1.WebhookEndpointStatus {
 		SigningKeys:        s.SigningKeys,
 	}
 	for _, c := range s.Conditions {
-		c.Message = ""
+		if c.Reason != v1alpha1.ReasonPaused { // who pauses is no figure
+			c.Message = ""
+		}
 		without.Conditions = append(without.Conditions, c)
 	}
 	return without
 }
 
-// shownBy reads the figures back that a status shows. Whether the receiver is gone is not a figure of the status; it is
-// taken from the figures of now.
+// shownBy reads the figures back that a status shows. Whether the receiver is gone, and who pauses, are not figures of the
+// status; they are taken from the figures of now.
 func shownBy(s v1alpha1.WebhookEndpointStatus, now figures) figures {
 	f := figures{
 		Circuit:       s.Circuit,
 		Gone:          now.Gone,
+		Pauses:        now.Pauses,
 		LastSuccess:   fromTimestamp(s.LastSuccessTime),
 		OldestPending: fromTimestamp(s.OldestPendingTime),
 		Counted:       s.PendingCount != nil && s.DeadLetterCount != nil,

@@ -36,6 +36,7 @@ type Store interface {
 
 	Activities(ctx context.Context, since time.Time) ([]store.Activity, time.Time, error)
 	Backlogs(ctx context.Context, endpointIDs []int64) ([]store.Backlog, error)
+	Pauses(ctx context.Context) ([]store.Pause, error)
 }
 
 const (

@@ -46,7 +46,8 @@ const (
 	ReasonFailing = "Failing"
 	// ReasonCircuitOpen (False): so many attempts failed that nothing but a probe is sent.
 	ReasonCircuitOpen = "CircuitOpen"
-	// ReasonPaused (False): the spec says state: Paused.
+	// ReasonPaused (False): the spec says state: Paused, or an operator has paused the namespace or the whole installation.
+	// The message says who, since when and why, and how to resume.
 	ReasonPaused = "Paused"
 	// ReasonDisabled (False): the spec says state: Disabled.
 	ReasonDisabled = "Disabled"
