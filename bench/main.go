@@ -51,7 +51,7 @@ type options struct {
 	profile          bool
 }
 
-const latest = "results/latest.json"
+const latest, partial = "results/latest.json", "results/partial.json"
 
 func measure(ctx context.Context, args []string, progress io.Writer) error {
 	var o options
@@ -60,7 +60,7 @@ func measure(ctx context.Context, args []string, progress io.Writer) error {
 	flags.StringVar(&o.scale, "scale", "full", "how much of everything: full, small or test")
 	flags.StringVar(&o.only, "only", "", "names of units to run, separated by commas, * for anything (default: all)")
 	flags.IntVar(&o.rounds, "rounds", 0, "how often each unit runs (default: what the scale says)")
-	flags.StringVar(&o.out, "out", "", "file for the results (default: "+latest+" for a whole run at full scale, else results/partial.json)")
+	flags.StringVar(&o.out, "out", "", "file for the results (default: "+latest+" for a whole run at full scale, else "+partial+")")
 	flags.BoolVar(&o.profile, "profile", false, "write CPU profiles of the dispatcher and Postgres' wait events beside the results; the figures suffer a little")
 	if err := flags.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
@@ -69,7 +69,7 @@ func measure(ctx context.Context, args []string, progress io.Writer) error {
 		return err
 	}
 	if o.out == "" {
-		o.out = "results/partial.json"
+		o.out = partial
 		if o.scale == "full" && o.only == "" {
 			o.out = latest
 		}
@@ -78,6 +78,9 @@ func measure(ctx context.Context, args []string, progress io.Writer) error {
 	if figures == nil {
 		return err
 	}
+	if ctx.Err() != nil {
+		o.out = partial
+	}
 	if err := errors.Join(err, figures.Write(o.out)); err != nil {
 		return err
 	}
@@ -85,7 +88,8 @@ func measure(ctx context.Context, args []string, progress io.Writer) error {
 	return nil
 }
 
-// execute runs what the options ask for. Where some units failed, there are figures and an error.
+// execute runs what the options ask for. Where some units failed, or the run was broken off after a whole round, there are
+// figures and an error.
 func execute(ctx context.Context, o options, progress io.Writer) (figures report.Figures, err error) {
 	p, ok := scales[o.scale]
 	if !ok {
@@ -105,9 +109,10 @@ func execute(ctx context.Context, o options, progress io.Writer) (figures report
 	defer func() { err = errors.Join(err, s.close()) }()
 	r := &run{stage: s, plan: p}
 	err = r.all(ctx, chosen)
-	if ctx.Err() != nil {
+	if len(r.rounds) == 0 {
 		return nil, err
 	}
+	p.rounds = len(r.rounds)
 	return report.NewFigures(r.rounds, r.totals, s.facts(p)), err
 }
 

@@ -42,6 +42,7 @@ func (r *run) all(ctx context.Context, chosen []unit) error {
 			say(r.progress, "round %d of %d, %2d of %d: %s took %s%s", n+1, r.plan.rounds, i+1, len(order), u.name,
 				time.Since(began).Round(100*time.Millisecond), outcome(err))
 			if ctx.Err() != nil {
+				r.rounds = r.rounds[:n] // half a round would weigh some units more than others
 				return ctx.Err()
 			}
 			if err != nil {
