@@ -122,6 +122,15 @@ func (o Options) tune(c *pgx.ConnConfig) {
 		c.LookupFunc = o.lookUp
 	}
 	c.ConnectTimeout = 5 * time.Second
+	if o.Refused != nil {
+		before := c.OnPgError
+		c.OnPgError = func(conn *pgconn.PgConn, err *pgconn.PgError) bool {
+			if notWelcome(err) {
+				o.Refused(err.Message)
+			}
+			return before(conn, err)
+		}
+	}
 	p := c.RuntimeParams
 	p["application_name"] = cmp.Or(o.Application, "postrider")
 	p["timezone"] = "UTC"

@@ -19,7 +19,10 @@ func TestARotatedPasswordIsUsedByTheNextConnection(t *testing.T) {
 	role := newRole(f, "first")
 	var access atomic.Pointer[Access]
 	access.Store(&Access{DSN: role.dsn("first")})
-	s, err := Open(t.Context(), Options{MaxConns: 4, Reread: func() (Access, error) { return *access.Load(), nil }})
+	var told atomic.Pointer[string]
+	s, err := Open(t.Context(), Options{
+		MaxConns: 4, Reread: func() (Access, error) { return *access.Load(), nil }, Refused: func(reason string) { told.Store(&reason) },
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -47,6 +50,10 @@ func TestARotatedPasswordIsUsedByTheNextConnection(t *testing.T) {
 		} else if strings.Contains(err.Error(), "first") {
 			t.Errorf("%s: the error holds the password: %v", what, err)
 		}
+	}
+
+	if reason := told.Load(); reason == nil || !strings.Contains(*reason, "password authentication failed") {
+		t.Errorf("told %v, want that the password is refused", reason)
 	}
 
 	access.Store(&Access{DSN: role.dsn("second")})

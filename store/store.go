@@ -39,6 +39,9 @@ type Options struct {
 	Reread func() (Access, error)
 	// MaxConns bounds the pool. 0: 10.
 	MaxConns int32
+	// Refused, if not nil, is told each time that the database refuses a new connection for who asks: a wrong password, a
+	// role or a database that is not there. It is called by any goroutine and must not take long.
+	Refused func(reason string)
 	// Application is the application_name in pg_stat_activity. Empty: "postrider".
 	Application string
 
@@ -91,8 +94,8 @@ func IsUnavailable(err error) bool {
 			pg.Code == "57014",                     // query cancelled, by a timeout
 			pg.Code == "25006",                     // read-only: a standby, during a failover
 			pg.Code == "40001", pg.Code == "40P01", // serialisation failure, deadlock: tried again, it goes
-			pg.Code == "25P03",                                         // idle in transaction timeout
-			pg.Code == "28P01", pg.Code == "28000", pg.Code == "3D000": // credentials or database not there (yet)
+			pg.Code == "25P03", // idle in transaction timeout
+			notWelcome(pg):     // somebody may be about to mend that
 			return true
 		}
 		return missingPartition(pg) // until a chore has made it
@@ -102,6 +105,11 @@ func IsUnavailable(err error) bool {
 	var network net.Error
 	return errors.As(err, &connect) || errors.As(err, &access) || errors.As(err, &network) || errors.Is(err, context.DeadlineExceeded) ||
 		errors.Is(err, net.ErrClosed) || pgconn.Timeout(err) || pgconn.SafeToRetry(err) || brokenConnection(err)
+}
+
+// notWelcome tells that the database lets nobody in with this role and password, or is not there.
+func notWelcome(pg *pgconn.PgError) bool {
+	return pg.Code == "28P01" || pg.Code == "28000" || pg.Code == "3D000"
 }
 
 // brokenConnection recognises a connection that broke under a statement: pgx reports it as an unexpected end.

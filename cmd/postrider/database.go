@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"os"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -127,7 +128,24 @@ func (d *database) open(ctx context.Context, log *slog.Logger, schema *schemaWat
 	if err := schema.wait(ctx, log, d); err != nil {
 		return nil, err
 	}
-	return store.Open(ctx, store.Options{Reread: d.access, MaxConns: d.maxConns, Application: "postrider-" + part})
+	return store.Open(ctx, store.Options{
+		Reread: d.access, Refused: refusals(log), MaxConns: d.maxConns, Application: "postrider-" + part,
+	})
+}
+
+// refusals says why the database lets nobody in: once a minute, since every new connection asks.
+func refusals(log *slog.Logger) func(reason string) {
+	const pause = time.Minute
+	var mutex sync.Mutex
+	var last time.Time
+	return func(reason string) {
+		mutex.Lock()
+		defer mutex.Unlock()
+		if now := time.Now(); now.Sub(last) >= pause {
+			last = now
+			log.Warn("the database refuses connections; give the right credentials in the files or Secrets that name them", "reason", reason)
+		}
+	}
 }
 
 // owned opens the store of a part that does not talk to the cluster about it: it takes the installation's word.
