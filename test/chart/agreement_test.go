@@ -405,7 +405,7 @@ func TestDocsNameOnlyValuesThatExist(t *testing.T) {
 	t.Parallel()
 	schema := readSchema(t)
 	groups := slices.Collect(maps.Keys(dig(t, schema, "properties")))
-	named := regexp.MustCompile("`((?:" + strings.Join(groups, "|") + `)(?:\.[A-Za-z]+)+)`)
+	named := regexp.MustCompile("(?:`|--set '?)((?:" + strings.Join(groups, "|") + `)(?:\.[A-Za-z]+)+)`)
 	files, err := filepath.Glob(top + "/docs/*.md")
 	if err != nil {
 		t.Fatal(err)

@@ -95,9 +95,17 @@ func previousRevision() (string, error) {
 // checkOut writes the files of a revision into a folder that is there whole or not at all.
 func (w *world) checkOut(ctx context.Context, revision, folder string) (err error) {
 	say("taking the previous release, %s, out of git", revision[:12])
-	if out, err := exec.CommandContext(ctx, "git", "-C", w.top, "cat-file", "-e", revision+"^{commit}").CombinedOutput(); err != nil {
+	git := []string{"git", "-c", "safe.directory=*", "-C", w.top} // root's or not, it is the checkout that we are in
+	run := func(command ...string) error {
+		out, err := exec.CommandContext(ctx, command[0], command[1:]...).CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("%s: %w %s", strings.Join(command, " "), err, bytes.TrimSpace(out))
+		}
+		return nil
+	}
+	if err := run(append(git, "cat-file", "-e", revision+"^{commit}")...); err != nil {
 		return fmt.Errorf("the upgrade begins at commit %s (test/e2e/previous), which this checkout does not have; a shallow clone gets it with\n"+
-			"  git fetch --depth=1 origin %s\n(%w %s)", revision, revision, err, bytes.TrimSpace(out))
+			"  git fetch --depth=1 origin %s\n(%w)", revision, revision, err)
 	}
 	if err := os.MkdirAll(filepath.Dir(folder), 0o755); err != nil {
 		return err
@@ -109,14 +117,12 @@ func (w *world) checkOut(ctx context.Context, revision, folder string) (err erro
 	defer func() { err = errors.Join(err, os.RemoveAll(unfinished)) }()
 	archive := filepath.Join(unfinished, "archive.tar")
 	tree := filepath.Join(unfinished, "tree")
-	for _, command := range [][]string{
-		{"git", "-C", w.top, "archive", "--format=tar", "--output", archive, revision},
-		{"mkdir", tree},
-		{"tar", "--extract", "--file", archive, "--directory", tree},
-	} {
-		if out, err := exec.CommandContext(ctx, command[0], command[1:]...).CombinedOutput(); err != nil {
-			return fmt.Errorf("%s: %w %s", strings.Join(command, " "), err, out)
-		}
+	if err := errors.Join(
+		os.Mkdir(tree, 0o755),
+		run(append(git, "archive", "--format=tar", "--output", archive, revision)...),
+		run("tar", "--extract", "--file", archive, "--directory", tree),
+	); err != nil {
+		return err
 	}
 	if err := setVersion(filepath.Join(tree, "charts/postrider/Chart.yaml"), previousVersion); err != nil {
 		return err
