@@ -70,10 +70,10 @@ func (w *world) loseDatabase(ctx context.Context, a Action) error {
 }
 
 func (w *world) disturbWire(ctx context.Context, a Action) error {
-	wires, whose := []*wire{}, "everybody"
+	wires, whose, explains := []*wire{}, "everybody", false
 	for i, r := range w.replicas {
 		if all := a.Do == cutAll || a.Do == delayAll || a.Do == swallowAll; all || i == a.To%len(w.replicas) {
-			wires = append(wires, r.wire)
+			wires, explains = append(wires, r.wire), explains || r.delivers()
 			if !all {
 				whose = r.name
 			}
@@ -95,6 +95,9 @@ func (w *world) disturbWire(ctx context.Context, a Action) error {
 		}
 	}
 	f.Until = time.Now()
+	if !explains {
+		return nil
+	}
 	return w.happened(f)
 }
 

@@ -150,7 +150,11 @@ func (p *planner) end(who string) func() Action {
 
 // wire is cut, or silent for a time that is longer than a lease every other time.
 func (p *planner) wire() Action {
-	a := Action{Who: "wire", Do: p.either(cutAll, cutOne, cutOne, delayAll, delayOne, swallowAll, swallowOne), To: p.IntN(p.scenario.Dispatchers + p.scenario.Ingests + 1)}
+	a := Action{Who: "wire", Do: p.either(cutAll, cutOne, cutOne, delayAll, delayOne, swallowAll, swallowOne)}
+	switch a.Do {
+	case cutOne, delayOne, swallowOne:
+		a.To = p.IntN(p.scenario.Dispatchers + p.scenario.Ingests + 1)
+	}
 	switch a.Do {
 	case cutAll, cutOne:
 	default:

@@ -90,6 +90,9 @@ func (r *replica) end(ctx context.Context, how deed, away time.Duration) error {
 	if how == kill {
 		at := time.Now()
 		part.Kill()
+		if !r.delivers() {
+			return nil
+		}
 		return r.world.happened(check.Fact{At: at, Until: time.Now(), Problem: "kill -9 of " + r.name})
 	}
 	// Who is told to stop loses and repeats nothing, so that this is no excuse for anything.
@@ -99,6 +102,9 @@ func (r *replica) end(ctx context.Context, how deed, away time.Duration) error {
 	}
 	return ctx.Err()
 }
+
+// delivers tells that what happens to this process may explain why a delivery came again. Of the others nothing does.
+func (r *replica) delivers() bool { return r.part == "dispatcher" }
 
 // ready waits until the process is.
 func (r *replica) ready(ctx context.Context) error {

@@ -170,15 +170,12 @@ func alone() Scenario {
 		Endpoints: []Endpoint{
 			{Name: "ordered", Types: []string{"a.*"}, Concurrency: 16, Ordered: true, Trouble: 1},
 			{Name: "expiring", Types: []string{"b.*"}, Concurrency: 4, Threshold: 3, Cooldown: 20 * time.Second, MaxDuration: 4 * time.Second, Dead: 1},
+			{Name: "quiet", Types: []string{"quiet.*"}, Concurrency: 1},
 		},
 		Faults: Faults{Dispatchers: 10 * time.Second, Postgres: 15 * time.Second},
 		Before: func(ctx context.Context, w *world) error {
-			// Ingest lets in those whom it let in lately.
-			first := check.Load{
-				Name: "first", URL: "http://" + w.service.address(), TokenFile: w.token, Namespace: namespace, Types: []string{"a.one"},
-				Workers: 1, Count: 1, Journal: w.posts,
-			}
-			if err := first.Run(ctx); err != nil {
+			// Ingest goes on letting in those whom it let in lately.
+			if err := w.postOne(ctx, "a.first"); err != nil {
 				return err
 			}
 			w.kube.Stop()
@@ -248,11 +245,34 @@ func partitionsAndSweepsGoOn(ctx context.Context, w *world) error {
 		return err
 	}
 	w.say("partitions that were missing are made again")
-	// A touch that is lost with its process leaves a lane that nobody looks at.
-	if err := exec(`UPDATE postrider.lane SET due_at = 'infinity'`); err != nil {
+	// A touch that is lost with its process leaves a lane that nobody looks at. It is held until the touch has come, which is
+	// then undone.
+	const quiet = ` FROM postrider.endpoint e WHERE e.name = 'quiet' AND l.endpoint_id = e.endpoint_id`
+	if err := exec("UPDATE postrider.lane l SET paused = true" + quiet); err != nil {
 		return err
 	}
-	return try("the sweep has found the lanes that nobody looked at", `SELECT NOT EXISTS (
-		SELECT FROM postrider.lane l JOIN postrider.delivery d USING (lane_id)
-		WHERE d.available_at <= now() - interval '5 s' AND d.claim_token IS NULL AND l.open_until IS NULL)`)
+	if err := w.postOne(ctx, "quiet.one"); err != nil {
+		return err
+	}
+	if err := try("the lane is touched", "SELECT l.due_at < 'infinity' FROM postrider.lane l JOIN postrider.endpoint e USING (endpoint_id) WHERE e.name = 'quiet'"); err != nil {
+		return err
+	}
+	if err := exec("UPDATE postrider.lane l SET paused = false, due_at = 'infinity'" + quiet); err != nil {
+		return err
+	}
+	if err := try("the sweep finds a lane that nobody looks at", `SELECT NOT EXISTS (
+		SELECT FROM postrider.delivery d JOIN postrider.endpoint e USING (endpoint_id) WHERE e.name = 'quiet')`); err != nil {
+		return err
+	}
+	w.say("a lane that nobody looked at was swept")
+	return nil
+}
+
+// postOne posts an event of a type, from a producer of its own.
+func (w *world) postOne(ctx context.Context, eventType string) error {
+	one := check.Load{
+		Name: eventType, URL: "http://" + w.service.address(), TokenFile: w.token, Namespace: namespace, Types: []string{eventType},
+		Workers: 1, Count: 1, Journal: w.posts,
+	}
+	return one.Run(ctx)
 }

@@ -293,10 +293,6 @@ func (w *world) exited(r *replica, part *localstack.Part) {
 	if r.part != "controller" {
 		w.wrong("%s ended by itself at %s: %v; see %s", r.name, time.Now().Format(clock), part.Err(), filepath.Base(part.Log()))
 	}
-	at := time.Now()
-	if err := w.happened(check.Fact{At: at, Problem: r.name + " ended by itself"}); err != nil {
-		w.wrong("%v", err)
-	}
 }
 
 func (w *world) addLog(name, path string) {
