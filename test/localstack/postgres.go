@@ -150,7 +150,12 @@ func (p *Postgres) Restart(ctx context.Context) error {
 
 // Kill ends the server as a crash does: connections break off in mid-sentence and the next Start recovers from the log.
 func (p *Postgres) Kill() {
+	backends := p.server.children()
 	p.server.kill()
+	// Left alone they notice at their next wait, and may answer until then.
+	for _, pid := range backends {
+		_ = syscall.Kill(pid, syscall.SIGKILL)
+	}
 }
 
 // Close stops the server and deletes its data. It may be called twice.
