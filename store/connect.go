@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+	pgxuuid "github.com/vgarvardt/pgx-google-uuid/v5"
 )
 
 // Open makes the pool. It connects when first used: a database that is away does not fail it.
@@ -30,6 +31,11 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	config.MaxConnLifetime = 30 * time.Minute
 	config.MaxConnLifetimeJitter = 5 * time.Minute
 	config.HealthCheckPeriod = 15 * time.Second
+	// Without this, ids travel as text and an error is made for each.
+	config.AfterConnect = func(_ context.Context, conn *pgx.Conn) error {
+		pgxuuid.Register(conn.TypeMap())
+		return nil
+	}
 	if o.Reread != nil {
 		config.BeforeConnect = func(_ context.Context, c *pgx.ConnConfig) error { return o.refresh(c) }
 	}
