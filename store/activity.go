@@ -9,7 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// endpoint_status is small, one row per endpoint that ever got a request, and read whole: an index on updated_at would
+// endpoint_status is small, one row per endpoint, and read whole: an index on updated_at would
 // cost each completion its HOT update.
 const activities = `
 SELECT p.endpoint_id, p.namespace, p.name, p.uid, s.last_success_at, s.last_failure_at, s.last_failure_event,
@@ -17,7 +17,7 @@ SELECT p.endpoint_id, p.namespace, p.name, p.uid, s.last_success_at, s.last_fail
        coalesce(s.failures, 0), l.open_until, l.probe_token IS NOT NULL, l.gone_at IS NOT NULL
 FROM postrider.endpoint p
 LEFT JOIN postrider.endpoint_status s USING (endpoint_id)
-LEFT JOIN postrider.lane l ON l.lane_id = p.lane_id
+LEFT JOIN LATERAL (SELECT open_until, probe_token, gone_at FROM postrider.lane WHERE lane_id = p.lane_id ORDER BY moved_at DESC LIMIT 1) l ON true
 WHERE p.tombstoned_at IS NULL AND ($1::timestamptz IS NULL OR s.updated_at >= $1)
 ORDER BY p.endpoint_id`
 

@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -50,11 +51,13 @@ CROSS JOIN LATERAL (
 LIMIT $1`
 )
 
-// $1 endpoint[]. Marks them dirty for the status feed.
-const markStatus = `
-INSERT INTO postrider.endpoint_status (endpoint_id)
-SELECT DISTINCT e FROM unnest($1::bigint[]) AS t(e) ORDER BY e
-ON CONFLICT (endpoint_id) DO UPDATE SET updated_at = now()`
+// After lockStatuses. $1 endpoint[]. Marks them dirty for the status feed.
+const markStatuses = `
+UPDATE postrider.endpoint_status l SET updated_at = now(), ` + moved + `
+FROM (SELECT DISTINCT unnest($1::bigint[]) AS endpoint_id) wanted
+CROSS JOIN LATERAL (
+    SELECT ctid AS tid FROM postrider.endpoint_status WHERE endpoint_id = wanted.endpoint_id ORDER BY moved_at DESC LIMIT 1) latest
+WHERE l.ctid = latest.tid`
 
 // Only under the lanes' locks: an unclaimed row is theirs. What was claimed meanwhile is left, and of what was about to
 // expire all whose lane was paused, changed or closed its circuit meanwhile. Cancelling is for ever.
@@ -135,13 +138,14 @@ func bury(ctx context.Context, tx pgx.Tx, candidates, statement string, n int, r
 	}
 	b := &pgx.Batch{}
 	b.Queue(pinEvents, events)
-	b.Queue(markStatus, endpoints)
+	b.Queue(lockStatuses, endpoints)
+	b.Queue(markStatuses, endpoints)
 	b.Queue(lockLanes, lanes)
 	b.Queue(reap, lanes)
 	b.Queue(statement, ids, reason).QueryRow(func(row pgx.Row) error { return row.Scan(&buried) })
 	if len(keyed.key) > 0 {
 		b.Queue(promoteKeys, keyed.lane, keyed.key)
-		b.Queue(touchLanes, keyed.lane)
+		b.Queue(touchLanes, keyed.lane, time.Duration(0))
 	}
 	return buried, send(ctx, tx, b)
 }

@@ -3,7 +3,6 @@ package store
 import (
 	"context"
 	"fmt"
-	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -12,38 +11,17 @@ import (
 
 // All times are now(), the transaction's start: never later than the truth, so leases and tokens err on the safe side.
 
-// $1 lanes at most, $2 lanes to leave to others.
-const lockReady = `
-SELECT lane_id, coalesce(lease_end <= now(), false)
-FROM postrider.lane
-WHERE ready_at <= now() AND lane_id <> ALL($2::bigint[]) AND NOT ` + stopped + `
-ORDER BY ready_at LIMIT $1
-FOR NO KEY UPDATE SKIP LOCKED`
-
-// When lockReady got nothing: skipped is not empty. A lane under back-to-back completions is always locked, so wait for
-// the oldest ready one, holding nothing else. The subquery picks one row before any lock: with WHERE ready_at … LIMIT 1
-// FOR NO KEY UPDATE, a lane that is no longer ready once its lock is got stays locked while the statement goes on to wait
-// for the next one, which deadlocks. take tests again whether the lane is ready.
-// $1 lanes to leave to others.
-const lockOldest = `
-SELECT lane_id, coalesce(lease_end <= now(), false)
-FROM postrider.lane
-WHERE lane_id = (SELECT lane_id FROM postrider.lane WHERE ready_at <= now() AND lane_id <> ALL($1::bigint[]) AND NOT ` + stopped + `
-                 ORDER BY ready_at LIMIT 1)
-FOR NO KEY UPDATE`
-
 // reap frees ended leases of locked lanes ($1) and recounts what is in flight: afterwards they are ordinary unclaimed
 // rows, and whoever held them is fenced. The scan ends once all the lane's claimed rows were seen.
 // SKIP LOCKED: a completion may hold a row and wait for our lane; it will subtract the row itself.
 const reap = `
 WITH held AS MATERIALIZED (
     SELECT h.id, h.lane_id, h.lease_until
-    FROM postrider.lane l
+    FROM ` + latestLanes + `
     CROSS JOIN LATERAL (
         SELECT d.id, d.lane_id, d.lease_until FROM postrider.delivery d
-        WHERE d.lane_id = l.lane_id AND d.available_at < 'infinity' AND d.claim_token IS NOT NULL
+        WHERE d.lane_id = l.lane_id AND d.available_at >= ` + searchFrom + ` AND d.available_at < 'infinity' AND d.claim_token IS NOT NULL
         ORDER BY d.available_at, d.id LIMIT l.inflight) h
-    WHERE l.lane_id = ANY($1::bigint[])
 ), ended AS MATERIALIZED (
     SELECT id FROM postrider.delivery
     WHERE id = ANY(ARRAY(SELECT id FROM held WHERE lease_until <= now())) AND lease_until <= now()
@@ -52,18 +30,19 @@ WITH held AS MATERIALIZED (
     UPDATE postrider.delivery SET claim_token = NULL, lease_until = NULL
     WHERE id = ANY(ARRAY(SELECT id FROM ended)) RETURNING id, lane_id, available_at
 ), counted AS (
-    SELECT l.lane_id, count(h.id) - count(f.id) AS inflight, count(f.id) AS freed,
+    SELECT l.tid, count(h.id) - count(f.id) AS inflight, count(f.id) AS freed,
            min(h.lease_until) FILTER (WHERE f.id IS NULL) AS lease_end
-    FROM (SELECT DISTINCT unnest($1::bigint[]) AS lane_id) l -- a chore may name a lane once for each of its rows
-    LEFT JOIN held h USING (lane_id)
+    FROM ` + latestLanes + `
+    LEFT JOIN held h ON h.lane_id = l.lane_id
     LEFT JOIN freed f ON f.id = h.id
-    GROUP BY l.lane_id
+    GROUP BY l.tid
 ), recounted AS (
     UPDATE postrider.lane l
     SET inflight = c.inflight, lease_end = c.lease_end,
-        due_at = CASE WHEN c.freed > 0 THEN least(l.due_at, now()) ELSE l.due_at END
+        due_at = CASE WHEN c.freed > 0 THEN least(l.due_at, now()) ELSE l.due_at END,
+        ` + moved + `
     FROM counted c
-    WHERE l.lane_id = c.lane_id AND l.lane_id = ANY($1::bigint[])
+    WHERE l.ctid = c.tid
 )
 SELECT coalesce(sum(freed), 0)::int FROM counted`
 
@@ -72,28 +51,28 @@ SELECT coalesce(sum(freed), 0)::int FROM counted`
 const take = `
 WITH turn AS MATERIALIZED (
     -- What each lane may have: its quantum, free concurrency, tokens there by now, one if it probes.
-    SELECT l.lane_id, l.version, l.resumed_at, l.open_until IS NOT NULL AS probe, full_at.token_at,
+    SELECT l.tid, l.lane_id, l.version, l.resumed_at, l.open_until IS NOT NULL AS probe, full_at.token_at,
+           ` + searchFrom + ` AS search_from,
            greatest(0, least($2::int, cap.bound, l.max_inflight - l.inflight,
                1 + floor(extract(epoch FROM now() - full_at.token_at) * l.rate)::int,
                CASE WHEN l.open_until IS NOT NULL THEN 1 END)) AS may
-    FROM postrider.lane l
+    FROM ` + latestLanes + `
     LEFT JOIN unnest($5::bigint[], $6::int[]) AS cap(lane_id, bound) ON cap.lane_id = l.lane_id
     -- A bucket never holds more than its burst: its first token is at most burst - 1 tokens old.
     CROSS JOIN LATERAL (SELECT CASE WHEN l.rate IS NOT NULL THEN
         greatest(l.token_at, now() - (l.burst - 1) / l.rate * interval '1 s') END AS token_at) full_at
-    WHERE l.lane_id = ANY($1::bigint[]) AND (l.ready_at <= now()) IS TRUE -- as a bare condition it may lead by the wrong index
-      AND NOT ` + stopped + ` -- by now: the locks may have been waited for
+    WHERE l.ready_at <= now() AND NOT ` + stopped + ` -- by now: the locks may have been waited for
 ), taken AS (
     UPDATE postrider.delivery SET attempt = attempt + 1, claim_token = $3::uuid, lease_until = now() + $4::interval
     WHERE id = ANY(ARRAY(
         SELECT d.id FROM turn CROSS JOIN LATERAL (
             SELECT id FROM postrider.delivery
-            WHERE lane_id = turn.lane_id AND available_at <= now() AND claim_token IS NULL
+            WHERE lane_id = turn.lane_id AND available_at >= turn.search_from AND available_at <= now() AND claim_token IS NULL
             ORDER BY available_at, id LIMIT turn.may) d))
     RETURNING id, lane_id, endpoint_id, event_id, replay_no, attempt, ordering_key, accepted_at
 ), counted AS MATERIALIZED (
     SELECT t.*, count(k.id)::int AS got FROM turn t LEFT JOIN taken k USING (lane_id)
-    GROUP BY t.lane_id, t.version, t.resumed_at, t.probe, t.token_at, t.may
+    GROUP BY t.tid, t.lane_id, t.version, t.resumed_at, t.probe, t.token_at, t.search_from, t.may
 ), turned AS (
     UPDATE postrider.lane l
     SET inflight = l.inflight + c.got,
@@ -107,9 +86,15 @@ WITH turn AS MATERIALIZED (
         due_at = CASE WHEN c.got = c.may THEN now() ELSE coalesce((
             SELECT d.available_at FROM postrider.delivery d
             WHERE d.lane_id = l.lane_id AND d.available_at > now()
-            ORDER BY d.available_at LIMIT 1), 'infinity') END
+            ORDER BY d.available_at LIMIT 1), 'infinity') END,
+        -- Now and then: what is in flight counts, since it may come back to where it was.
+        first_at = CASE WHEN l.first_at < now() - interval '500 ms' THEN least(now() - ` + lateCommit + `, (
+            SELECT d.available_at FROM postrider.delivery d
+            WHERE d.lane_id = l.lane_id AND d.available_at >= c.search_from
+            ORDER BY d.available_at LIMIT 1)) ELSE l.first_at END,
+        ` + moved + `
     FROM counted c
-    WHERE l.lane_id = c.lane_id AND l.lane_id = ANY($1::bigint[])
+    WHERE l.ctid = c.tid
     RETURNING l.ready_at
 )
 SELECT k.id, k.lane_id, k.endpoint_id, t.version, k.event_id, k.replay_no, k.attempt, coalesce(k.ordering_key, ''),
@@ -145,12 +130,7 @@ func (s *Store) Claim(ctx context.Context, r ClaimRequest) (batch Batch, err err
 	}
 	defer finish(ctx, conn, &err)
 
-	ready, err := lockLanesFor(ctx, conn, lockReady, lanes, exclude)
-	if err == nil && len(ready.ids) == 0 && !ready.paused {
-		if _, err = conn.Exec(ctx, "commit"); err == nil {
-			ready, err = lockLanesFor(ctx, conn, lockOldest, exclude)
-		}
-	}
+	ready, err := s.lockForClaim(ctx, conn, lanes, exclude)
 	if err != nil {
 		return Batch{}, fmt.Errorf("claim: lock ready lanes: %w", err)
 	}
@@ -166,41 +146,6 @@ func (s *Store) Claim(ctx context.Context, r ClaimRequest) (batch Batch, err err
 	}
 	batch.At = ready.at
 	return batch, nil
-}
-
-// readyLanes are lanes that a claim has locked.
-type readyLanes struct {
-	ids     []int64
-	expired []int64   // of these: may hold an ended lease
-	at      time.Time // the database's clock
-	paused  bool      // the whole installation is: there is nothing to claim
-}
-
-// lockLanesFor begins a transaction and locks lanes. It stays behind the barrier until the claim commits: whoever pauses
-// the installation waits for claims that do not know of it, and take, which comes later, looks again.
-func lockLanesFor(ctx context.Context, conn *pgxpool.Conn, lock string, args ...any) (ready readyLanes, err error) {
-	b := &pgx.Batch{}
-	b.Queue("begin")
-	b.Queue("SELECT now(), "+joinBarrier+"($1), "+stopped, int64(claimBarrier)).QueryRow(func(row pgx.Row) error {
-		var joined bool
-		err := row.Scan(&ready.at, &joined, &ready.paused)
-		ready.paused = ready.paused || !joined // somebody who pauses it is waiting for claims
-		return err
-	})
-	b.Queue(lock, args...).Query(func(rows pgx.Rows) error {
-		var id int64
-		var ended bool
-		_, err := pgx.ForEachRow(rows, []any{&id, &ended}, func() error {
-			ready.ids = append(ready.ids, id)
-			if ended {
-				ready.expired = append(ready.expired, id)
-			}
-			return nil
-		})
-		return err
-	})
-	err = send(ctx, conn, b)
-	return ready, err
 }
 
 func (s *Store) take(ctx context.Context, conn *pgxpool.Conn, r ClaimRequest, ids, expired []int64) (Batch, error) {

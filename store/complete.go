@@ -49,24 +49,30 @@ SELECT r.endpoint_id, r.event_id, r.replay_no, r.reason, nullif(r.status, 0), r.
 FROM unnest($1::bigint[], $2::uuid[], $3::int[], $4::text[], $5::int[], $6::int[], $7::timestamptz[])
      AS r(endpoint_id, event_id, replay_no, reason, status, attempts, accepted_at)`
 
-// One row per endpoint of the batch. failures: those after its last success in the batch.
+// $1 endpoint[]. Sorted, as every lock on statuses is.
+const lockStatuses = `
+SELECT FROM (SELECT DISTINCT unnest($1::bigint[]) AS endpoint_id ORDER BY 1) wanted
+CROSS JOIN LATERAL (
+    SELECT FROM postrider.endpoint_status WHERE endpoint_id = wanted.endpoint_id ORDER BY moved_at DESC LIMIT 1 FOR NO KEY UPDATE) l`
+
+// After lockStatuses. One row per endpoint of the batch; failures: those after its last success in the batch. Every endpoint
+// has its status row from the start (migration 3), or the first news of two endpoints could be written in two orders.
 const noteStatus = `
-INSERT INTO postrider.endpoint_status AS s (endpoint_id, last_success_at, last_failure_at, failures,
-    last_failure_event, last_failure_status, last_failure_reason, last_failure_message)
-SELECT r.endpoint_id, CASE WHEN r.ok THEN now() END, CASE WHEN r.failed THEN now() END, r.failures,
-       r.event_id, nullif(r.status, 0), r.reason, r.message
+UPDATE postrider.endpoint_status l SET
+    last_success_at = CASE WHEN r.ok THEN now() ELSE l.last_success_at END,
+    failures = r.failures + CASE WHEN r.ok THEN 0 ELSE l.failures END,
+    last_failure_at = CASE WHEN r.failed THEN now() ELSE l.last_failure_at END,
+    last_failure_event = CASE WHEN r.failed THEN r.event_id ELSE l.last_failure_event END,
+    last_failure_status = CASE WHEN r.failed THEN nullif(r.status, 0) ELSE l.last_failure_status END,
+    last_failure_reason = CASE WHEN r.failed THEN r.reason ELSE l.last_failure_reason END,
+    last_failure_message = CASE WHEN r.failed THEN r.message ELSE l.last_failure_message END,
+    updated_at = now(),
+    ` + moved + `
 FROM unnest($1::bigint[], $2::bool[], $3::bool[], $4::int[], $5::uuid[], $6::int[], $7::text[], $8::text[])
      AS r(endpoint_id, ok, failed, failures, event_id, status, reason, message)
-ORDER BY r.endpoint_id
-ON CONFLICT (endpoint_id) DO UPDATE SET
-    last_success_at = coalesce(excluded.last_success_at, s.last_success_at),
-    failures = excluded.failures + CASE WHEN excluded.last_success_at IS NULL THEN s.failures ELSE 0 END,
-    last_failure_at = coalesce(excluded.last_failure_at, s.last_failure_at),
-    last_failure_event = CASE WHEN excluded.last_failure_at IS NULL THEN s.last_failure_event ELSE excluded.last_failure_event END,
-    last_failure_status = CASE WHEN excluded.last_failure_at IS NULL THEN s.last_failure_status ELSE excluded.last_failure_status END,
-    last_failure_reason = CASE WHEN excluded.last_failure_at IS NULL THEN s.last_failure_reason ELSE excluded.last_failure_reason END,
-    last_failure_message = CASE WHEN excluded.last_failure_at IS NULL THEN s.last_failure_message ELSE excluded.last_failure_message END,
-    updated_at = now()`
+CROSS JOIN LATERAL (
+    SELECT ctid AS tid FROM postrider.endpoint_status WHERE endpoint_id = r.endpoint_id ORDER BY moved_at DESC LIMIT 1) latest
+WHERE l.ctid = latest.tid`
 
 // After lockLanes. $1 lane[], $2 token[], $3 endpoint version[], $4 what it means to the circuit[], in order of arrival,
 // $5 seconds until the lane must be looked at[] (the retry's delay; 0 for a release and for the removal of a keyed row;
@@ -74,8 +80,7 @@ ON CONFLICT (endpoint_id) DO UPDATE SET
 // the probe's does.
 const settleLanes = `
 WITH old AS MATERIALIZED (
-    -- Read once by the primary key: joined directly, the planner may choose to scan all lanes.
-    SELECT * FROM postrider.lane WHERE lane_id = ANY($1::bigint[])
+    SELECT l.* FROM ` + latestLanes + `
 ), result AS (
     SELECT r.*, old.version = r.version AS current, r.token = old.probe_token AS probe
     FROM unnest($1::bigint[], $2::uuid[], $3::bigint[], $4::text[], $5::float8[], $6::bool[])
@@ -93,7 +98,7 @@ WITH old AS MATERIALIZED (
            bool_or(gone AND current) AS gone
     FROM marked GROUP BY lane_id
 ), next AS MATERIALIZED (
-    SELECT c.*, old.open_until IS NULL AS closed, CASE WHEN c.ok THEN c.fails ELSE old.fails + c.fails END AS run,
+    SELECT c.*, old.tid, old.open_until IS NULL AS closed, CASE WHEN c.ok THEN c.fails ELSE old.fails + c.fails END AS run,
            least(old.cooldown_max, greatest(old.cooldown_min, old.cooldown * 2)) AS longer
     FROM change c JOIN old USING (lane_id)
 )
@@ -101,6 +106,7 @@ UPDATE postrider.lane l
 SET inflight = l.inflight - c.ended,
     lease_end = CASE WHEN l.inflight > c.ended THEN l.lease_end END,
     due_at = least(l.due_at, c.due_at),
+    first_at = least(l.first_at, now()), -- what this transaction has rescheduled or promoted became available then or later
     gone_at = CASE WHEN c.gone THEN coalesce(l.gone_at, now()) ELSE l.gone_at END,
     fails = CASE WHEN c.closed THEN c.run WHEN c.probe = 'answered' THEN 0 ELSE l.fails END,
     open_until = CASE
@@ -114,9 +120,10 @@ SET inflight = l.inflight - c.ended,
         WHEN c.probe = 'answered' THEN interval '0'
         WHEN c.probe = 'failed' THEN c.longer
         ELSE l.cooldown END,
-    probe_token = CASE WHEN c.probe IS NULL THEN l.probe_token END
+    probe_token = CASE WHEN c.probe IS NULL THEN l.probe_token END,
+    ` + moved + `
 FROM next c
-WHERE l.lane_id = c.lane_id AND l.lane_id = ANY($1::bigint[])
+WHERE l.ctid = c.tid
 RETURNING l.lane_id, l.ready_at <= now()`
 
 // Complete records results, 500 at most, in one transaction, and commits before it returns. Claimed rows are locked
@@ -169,19 +176,17 @@ func (s *Store) completeTogether(ctx context.Context, results []Result, at []int
 		return err
 	}
 	defer finish(ctx, conn, &err)
-	owned, err := matchOwned(ctx, conn, results, at)
-	if err != nil {
+	for _, i := range at {
+		recorded[i] = Recorded{Fenced: true}
+	}
+	at, err = matchOwned(ctx, conn, results, at)
+	if err != nil || len(at) == 0 {
 		return err
 	}
 	var c completion
 	for _, i := range at {
-		r := &results[i]
-		k := claimKey{r.Claim.DeliveryID, r.Claim.Token}
-		recorded[i] = Recorded{Fenced: !owned[k]}
-		if owned[k] {
-			c.add(r)
-			delete(owned, k) // a repeated result must not be counted against the lane twice
-		}
+		recorded[i] = Recorded{}
+		c.add(&results[i])
 	}
 	ready := map[int64]bool{}
 	b := &pgx.Batch{}
@@ -191,13 +196,46 @@ func (s *Store) completeTogether(ctx context.Context, results []Result, at []int
 		return err
 	}
 	for _, i := range at {
-		recorded[i].Ready = !recorded[i].Fenced && ready[results[i].Claim.LaneID]
+		recorded[i].Ready = ready[results[i].Claim.LaneID]
 	}
 	return nil
 }
 
-// matchOwned begins the transaction and locks the deliveries whose claims still stand.
-func matchOwned(ctx context.Context, conn *pgxpool.Conn, results []Result, at []int) (map[claimKey]bool, error) {
+// matchOwned begins the transaction, locks the deliveries whose claims still stand, and returns the indices of their
+// results, each once: a repeated result must not be counted against the lane twice. If there are none, there is no
+// transaction.
+//
+// A row whose claim ended while we waited for it is not among them, and yet it stays locked. Whoever has its lane by now
+// would wait for us, as we are about to wait for lanes: so all is let go and matched again without it.
+func matchOwned(ctx context.Context, conn *pgxpool.Conn, results []Result, at []int) ([]int, error) {
+	for {
+		owned, err := lockMatching(ctx, conn, results, at)
+		if err != nil {
+			return nil, err
+		}
+		all := len(owned)
+		standing, fenced := make([]int, 0, len(at)), 0
+		for _, i := range at {
+			k := claimKey{results[i].Claim.DeliveryID, results[i].Claim.Token}
+			if owned[k] {
+				standing = append(standing, i)
+				delete(owned, k)
+			} else {
+				fenced++
+			}
+		}
+		if fenced == 0 {
+			return standing, nil
+		}
+		if _, err := conn.Exec(ctx, "rollback"); err != nil || all == 0 {
+			return nil, err
+		}
+		at = standing
+	}
+}
+
+// lockMatching begins a transaction and locks the deliveries whose claims still stand.
+func lockMatching(ctx context.Context, conn *pgxpool.Conn, results []Result, at []int) (map[claimKey]bool, error) {
 	ids, tokens := make([]int64, len(at)), make([]uuid.UUID, len(at))
 	for n, i := range at {
 		ids[n], tokens[n] = results[i].Claim.DeliveryID, results[i].Claim.Token
@@ -390,5 +428,6 @@ func (c *completion) queueStatus(b *pgx.Batch) {
 			event, status, reason, message = append(event, nil), append(status, 0), append(reason, nil), append(message, nil)
 		}
 	}
+	b.Queue(lockStatuses, endpoint)
 	b.Queue(noteStatus, endpoint, ok, failed, failures, event, status, reason, message)
 }

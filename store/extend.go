@@ -22,9 +22,12 @@ RETURNING id`
 
 // $1 lane[], $2 token[] of extended probes only, after lockLanes: a longer lease must also keep the next probe back.
 const extendProbes = `
-UPDATE postrider.lane l SET open_until = now() + $3::interval
-FROM unnest($1::bigint[], $2::uuid[]) AS r(lane_id, token)
-WHERE l.lane_id = r.lane_id AND l.probe_token = r.token AND l.lane_id = ANY($1::bigint[])`
+UPDATE postrider.lane l SET open_until = now() + $3::interval, ` + moved + `
+FROM (SELECT DISTINCT l.tid FROM unnest($1::bigint[], $2::uuid[]) AS r(lane_id, token)
+      CROSS JOIN LATERAL (
+          SELECT probe_token, ctid AS tid FROM postrider.lane WHERE lane_id = r.lane_id ORDER BY moved_at DESC LIMIT 1) l
+      WHERE l.probe_token = r.token) probed
+WHERE l.ctid = probed.tid`
 
 // Extend asks for longer leases, counted from at. A delivery that is not among extended is lost to its claim: abandon
 // the request.
@@ -56,17 +59,21 @@ func (s *Store) Extend(ctx context.Context, leases []Lease, lease time.Duration)
 		}
 		return rows.Err()
 	})
-	if err = send(ctx, conn, b); err != nil {
-		return nil, time.Time{}, fmt.Errorf("extend leases: %w", err)
-	}
-	b = &pgx.Batch{}
-	if lanes, tokens := extendedProbes(leases, extended); len(lanes) > 0 {
-		b.Queue(lockLanes, lanes)
-		b.Queue(extendProbes, lanes, tokens, lease)
-	}
+	// Committed before any lane is waited for: a row that changed hands meanwhile is locked too, and whoever has its lane
+	// would wait for it.
 	b.Queue("commit")
 	if err = send(ctx, conn, b); err != nil {
 		return nil, time.Time{}, fmt.Errorf("extend leases: %w", err)
+	}
+	if lanes, tokens := extendedProbes(leases, extended); len(lanes) > 0 {
+		b = &pgx.Batch{}
+		b.Queue("begin")
+		b.Queue(lockLanes, lanes)
+		b.Queue(extendProbes, lanes, tokens, lease)
+		b.Queue("commit")
+		if err = send(ctx, conn, b); err != nil {
+			return nil, time.Time{}, fmt.Errorf("extend the leases of probes: %w", err)
+		}
 	}
 	return extended, at, nil
 }

@@ -280,3 +280,34 @@ func TestAResultThatWaitedForItsSuccessorIsFenced(t *testing.T) {
 	f.complete(Delivered, next...)
 	f.checkInFlight()
 }
+
+// A completion waits for a row that is released meanwhile: the row is not its own, and nobody may have to wait for it while
+// the completion waits for a lane.
+func TestACompletionLetsGoOfWhatIsNoLongerItsOwn(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	e := f.endpoint("a")
+	f.post("", 2, e)
+	f.wake("", e)
+	claims := f.claim(10)
+	other, claimer := f.session(), f.session()
+	other.exec(`SELECT FROM postrider.delivery WHERE id = $1 FOR UPDATE`, claims[0].DeliveryID)
+	late := f.as("late")
+	completing := begin(t, func(ctx context.Context) ([]Recorded, error) { return late.Complete(ctx, results(Delivered, claims...)) })
+	if !f.blocked("late", completing.done) {
+		t.Fatal("the completion does not wait for the row")
+	}
+	claimer.lockLane(e)
+	other.exec(`UPDATE postrider.delivery SET claim_token = NULL, lease_until = NULL WHERE id = $1`, claims[0].DeliveryID)
+	other.exec("COMMIT")
+	f.until("the completion waits for the lane", func() bool {
+		return ask[bool](f, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE application_name = 'late' AND datname = current_database()
+			AND wait_event_type = 'Lock' AND query LIKE '%postrider.lane%')`)
+	})
+	claimer.exec(`SET LOCAL lock_timeout = '2s'`)
+	claimer.exec(`UPDATE postrider.delivery SET attempt = attempt + 1 WHERE id = $1`, claims[0].DeliveryID)
+	claimer.exec("COMMIT")
+	if got := completing.result(); !got[0].Fenced || got[1].Fenced {
+		t.Errorf("got %+v, want the first fenced and the second recorded", got)
+	}
+}

@@ -23,12 +23,16 @@ var hotStatements = []struct{ name, sql, index string }{
 	{"matchClaims", matchClaims, "delivery_pkey"},
 	{"removeDeliveries", removeDeliveries, "delivery_pkey"},
 	{"reschedule", reschedule, "delivery_pkey"},
-	{"settleLanes", settleLanes, "lane_pkey"},
-	{"lockLanes", lockLanes, "lane_pkey"},
+	{"settleLanes", settleLanes, "lane_latest"},
+	{"lockLanes", lockLanes, "lane_latest"},
+	{"lockStatuses", lockStatuses, "endpoint_status_latest"},
+	{"noteStatus", noteStatus, "endpoint_status_latest"},
+	{"markStatuses", markStatuses, "endpoint_status_latest"},
+	{"searchAll", searchAll, "lane_latest"},
 	{"promoteKeys", promoteKeys, "delivery_key"},
-	{"touchLanes", touchLanes, "lane_pkey"},
+	{"touchLanes", touchLanes, "lane_latest"},
 	{"extendLeases", extendLeases, "delivery_pkey"},
-	{"extendProbes", extendProbes, "lane_pkey"},
+	{"extendProbes", extendProbes, "lane_latest"},
 	{"acceptEvents", acceptEvents, "namespace_version_pkey"},
 	{"originalEvents", originalEvents, "idempotency_0_pkey"},
 	{"pinEvents", pinEvents, "pkey"},
@@ -39,8 +43,8 @@ var hotStatements = []struct{ name, sql, index string }{
 	{"unparkRows", unparkRows, "delivery_due"},
 	{"buryCancelled", buryCancelled, "delivery_pkey"},
 	{"buryExpired", buryExpired, "delivery_pkey"},
-	{"holdLanes", holdLanes, "lane_pkey"},
-	{"unholdLanes", unholdLanes, "lane_pkey"},
+	{"holdLanes", holdLanes, "lane_latest"},
+	{"unholdLanes", unholdLanes, "lane_latest"},
 }
 
 // One dead endpoint with 1,000,000 deliveries due before anything else, beside 100 healthy ones with 10 each. The healthy
@@ -181,7 +185,8 @@ var (
 	indexScan = regexp.MustCompile(`Index (?:Only )?Scan using (\w+) on`)
 	// What each index begins with: a condition that lacks it reads the whole index.
 	leading = map[string]string{
-		"lane_ready": "ready_at", "lane_pkey": "lane_id", "delivery_due": "lane_id", "delivery_key": "lane_id", "endpoint_pkey": "endpoint_id",
+		"lane_ready": "ready_at", "lane_latest": "lane_id", "endpoint_status_latest": "endpoint_id",
+		"delivery_due": "lane_id", "delivery_key": "lane_id", "endpoint_pkey": "endpoint_id",
 		"namespace_version_pkey": "namespace", "pause_pkey": "namespace",
 	}
 )

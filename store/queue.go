@@ -107,4 +107,7 @@ type Lease struct {
 type Touched struct {
 	LaneID      int64
 	OrderingKey string // "": none
+	// Since is when the accept began, by this process's clock. Zero: just now. Claims find what committed within a quarter of
+	// a second by themselves; of what committed later they are told by this.
+	Since time.Time
 }

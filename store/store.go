@@ -59,6 +59,7 @@ type Store struct {
 	options Options
 
 	clock *databaseClock
+	ready readyCursor
 
 	keysMu sync.Mutex
 	keys   map[int64]string // sweep: the ordering key after which to go on, by lane

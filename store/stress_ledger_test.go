@@ -115,6 +115,10 @@ func (l *ledger) accepted(start int64, events []NewEvent, accepted []Acceptance)
 				l.tally["stale"]++
 				continue
 			}
+			if a.Err != nil { // its own, such as a key whose holder could not be read
+				l.tally["not accepted"]++
+				continue
+			}
 			if key := events[i].IdempotencyKey; key != "" {
 				if first, ok := l.keys[key]; ok && first != a.EventID {
 					l.violations["two events of one idempotency key"]++

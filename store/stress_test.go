@@ -164,7 +164,7 @@ func (w *stress) failed(where string, err error) {
 	switch {
 	case err == nil || errors.Is(err, context.Canceled):
 	case errors.As(err, &pg) && pg.Code == "40P01":
-		w.ledger.violate("deadlock in " + where)
+		w.ledger.violate("deadlock in " + where + ": " + pg.Detail + pg.Hint + pg.Where)
 	case w.kill && IsUnavailable(err):
 		w.ledger.count("connections cut")
 	case w.kill && where == "apply" && (errors.Is(err, ErrConflict) || errors.Is(err, ErrNotFound)):

@@ -40,15 +40,22 @@ func (s *Store) asChore(ctx context.Context, c chore, f func(pgx.Tx) error) erro
 // $1 after this lane, $2 lanes at most.
 const someLanes = `SELECT lane_id FROM postrider.lane WHERE lane_id > $1 AND cancelled_at IS NULL ORDER BY lane_id LIMIT $2`
 
-// $1 lane[]. Due rows that no claim will look at in time. Mend: lockLanes, touchLanes.
+// $1 lane[]. Due rows that no claim will look at in time, or not look for since they are before first_at. Mend: lockLanes,
+// searchAll.
 const strandedLanes = `
 SELECT l.lane_id
-FROM postrider.lane l
+FROM ` + latestLanes + `
 CROSS JOIN LATERAL (
     SELECT available_at FROM postrider.delivery d
     WHERE d.lane_id = l.lane_id AND d.claim_token IS NULL
     ORDER BY available_at, id LIMIT 1) first
-WHERE l.lane_id = ANY($1::bigint[]) AND l.due_at > greatest(first.available_at, now())`
+WHERE l.due_at > greatest(first.available_at, now()) OR first.available_at < ` + searchFrom
+
+// $1 lane[] (locked). Has the next claim look at the lanes, and at all of their rows.
+const searchAll = `
+UPDATE postrider.lane l SET due_at = least(l.due_at, now()), first_at = '-infinity', ` + moved + `
+FROM (SELECT l.tid FROM ` + latestLanes + `) stranded
+WHERE l.ctid = stranded.tid`
 
 // $1 lane[], $2 the key to go on after[] (” from the start), $3 keys at most of a lane. Walks the keys of ordered lanes, a
 // probe or two each: headless ones have followers and no visible row, many-headed ones more than one visible row. The
@@ -90,7 +97,7 @@ WHERE id = ANY(ARRAY(
     LIMIT $3))`
 
 // $1 lane[]. Lanes without ordering that have followers: nothing promotes these any more. Mend: lockLanes, unparkRows,
-// touchLanes.
+// searchAll.
 const parkedLanes = `
 SELECT l.lane_id FROM postrider.lane l
 CROSS JOIN LATERAL (SELECT FROM postrider.delivery WHERE lane_id = l.lane_id AND available_at = 'infinity' LIMIT 1) d
@@ -203,7 +210,7 @@ func (w *suspects) mend(ctx context.Context, tx pgx.Tx) error {
 	if len(w.parked) > 0 {
 		b.Queue(unparkRows, w.parked, sweepRows)
 	}
-	b.Queue(touchLanes, lanes)
+	b.Queue(searchAll, lanes)
 	return send(ctx, tx, b)
 }
 

@@ -3,12 +3,15 @@ package store
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 )
 
 // $1 lane[]. Every transaction of several lanes begins its lane work with this, so lanes are always locked in order.
-const lockLanes = `SELECT FROM postrider.lane WHERE lane_id = ANY($1::bigint[]) ORDER BY lane_id FOR NO KEY UPDATE`
+const lockLanes = `
+SELECT FROM (SELECT DISTINCT unnest($1::bigint[]) AS lane_id ORDER BY 1) wanted
+CROSS JOIN LATERAL (SELECT FROM postrider.lane WHERE lane_id = wanted.lane_id ORDER BY moved_at DESC LIMIT 1 FOR NO KEY UPDATE) l`
 
 // $1 lane[], $2 key[]: keys that may have lost their visible row or got their first. Only under the lanes' locks.
 // The first entry by (available_at, id) is the visible row if there is one, else the next to become it.
@@ -16,15 +19,20 @@ const promoteKeys = `
 UPDATE postrider.delivery SET available_at = now()
 WHERE available_at = 'infinity' AND id = ANY(ARRAY(
     SELECT head.id
-    FROM (SELECT DISTINCT lane_id, key FROM unnest($1::bigint[], $2::text[]) AS t(lane_id, key)) k
+    FROM (SELECT DISTINCT t.lane_id, t.key, ` + searchFrom + ` AS search_from
+          FROM unnest($1::bigint[], $2::text[]) AS t(lane_id, key)
+          CROSS JOIN LATERAL (SELECT first_at FROM postrider.lane WHERE lane_id = t.lane_id ORDER BY moved_at DESC LIMIT 1) l) k
     CROSS JOIN LATERAL (
         SELECT id, available_at FROM postrider.delivery d
-        WHERE d.lane_id = k.lane_id AND d.ordering_key = k.key
+        WHERE d.lane_id = k.lane_id AND d.ordering_key = k.key AND d.available_at >= k.search_from
         ORDER BY available_at, id LIMIT 1) head
     WHERE head.available_at = 'infinity'))`
 
-// $1 lane[].
-const touchLanes = `UPDATE postrider.lane SET due_at = now() WHERE lane_id = ANY($1::bigint[]) AND due_at > now()`
+// $1 lane[], $2 how long ago the oldest of the accepts began: what it made became available then.
+const touchLanes = `
+UPDATE postrider.lane l SET due_at = least(l.due_at, now()), first_at = least(l.first_at, now() - $2::interval), ` + moved + `
+FROM (SELECT l.tid FROM ` + latestLanes + ` WHERE l.due_at > now() OR l.first_at > now() - $2::interval) woken
+WHERE l.ctid = woken.tid`
 
 // Touch wakes the lanes that got new deliveries and promotes their keys; call it after the accept's commit, one for
 // many accepts. Losing it costs what the sweep mends, so its commit does not wait for the disk.
@@ -39,19 +47,23 @@ func (s *Store) Touch(ctx context.Context, touched []Touched) error {
 	lanes := make([]int64, 0, len(touched))
 	var keyLanes []int64
 	var keys []string
+	var age time.Duration
 	for _, t := range touched {
 		lanes = append(lanes, t.LaneID)
+		if !t.Since.IsZero() {
+			age = max(age, time.Since(t.Since))
+		}
 		if t.OrderingKey != "" {
 			keyLanes, keys = append(keyLanes, t.LaneID), append(keys, t.OrderingKey)
 		}
 	}
-	if err := s.touch(ctx, lanes, keyLanes, keys); err != nil {
+	if err := s.touch(ctx, lanes, keyLanes, keys, age); err != nil {
 		return fmt.Errorf("wake %d lanes: %w", len(lanes), err)
 	}
 	return nil
 }
 
-func (s *Store) touch(ctx context.Context, lanes, keyLanes []int64, keys []string) (err error) {
+func (s *Store) touch(ctx context.Context, lanes, keyLanes []int64, keys []string, age time.Duration) (err error) {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
 		return err
@@ -64,7 +76,7 @@ func (s *Store) touch(ctx context.Context, lanes, keyLanes []int64, keys []strin
 	if len(keys) > 0 {
 		b.Queue(promoteKeys, keyLanes, keys)
 	}
-	b.Queue(touchLanes, lanes)
+	b.Queue(touchLanes, lanes, age)
 	b.Queue("commit")
 	return send(ctx, conn, b)
 }

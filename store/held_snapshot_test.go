@@ -1,0 +1,146 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"regexp"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+)
+
+// While an old snapshot is held, no dead version of a row can go. What a claim and a completion read must not grow with
+// what was delivered since.
+func TestAHeldSnapshotDoesNotSlowTheQueue(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	plain := f.endpoint("plain")
+	ordered := f.endpoint("ordered", func(p *EndpointSpec) { p.Ordered = true })
+	holder, err := pgx.Connect(t.Context(), f.dsn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = holder.Close(context.Background()) }()
+	if _, err := holder.Exec(t.Context(), `BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT FROM postrider.lane`); err != nil {
+		t.Fatal(err)
+	}
+	deliver := func() {
+		f.post("", 4, plain)
+		f.post(uuid.NewString(), 1, ordered)
+		f.post("often", 1, ordered)
+		f.wake("", plain)
+		f.wake("often", ordered)
+		for claims := f.claim(100); len(claims) > 0; claims = f.claim(100) {
+			f.complete(Delivered, claims...)
+		}
+	}
+	deliver()
+	f.settleDown(plain, ordered)
+	before := f.cost(plain, ordered)
+	for range 300 {
+		deliver()
+	}
+	f.settleDown(plain, ordered)
+	after := f.cost(plain, ordered)
+	for name, pages := range after {
+		t.Logf("%-13s read %4d pages before 1,800 deliveries, %4d after", name, before[name], pages)
+		if pages > before[name]+50 {
+			t.Errorf("%s reads %d pages; want at most 50 more than the %d before", name, pages, before[name])
+		}
+	}
+}
+
+// settleDown has a claim move the bounds of its search, once what was delivered is older than what commits late.
+func (f *fixture) settleDown(endpoints ...Endpoint) {
+	f.t.Helper()
+	var last time.Time
+	scan := func(into any, sql string, args ...any) {
+		if err := f.pool.QueryRow(f.t.Context(), sql, args...).Scan(into); err != nil {
+			f.t.Fatal(err)
+		}
+	}
+	scan(&last, `SELECT clock_timestamp()`)
+	f.until("a second has passed", func() (passed bool) {
+		scan(&passed, `SELECT clock_timestamp() > $1::timestamptz + interval '1 s'`, last)
+		return passed
+	})
+	f.post("", 1, endpoints...)
+	f.wake("", endpoints...)
+	f.complete(Delivered, f.claim(100)...)
+}
+
+// cost says how many pages the statements of a claim and a completion read for one delivery to each endpoint. All of it is
+// rolled back, but for the delivery.
+func (f *fixture) cost(endpoints ...Endpoint) map[string]int {
+	f.t.Helper()
+	f.post("often", 1, endpoints...)
+	f.wake("often", endpoints...)
+	var lanes []int64
+	for _, e := range endpoints {
+		lanes = append(lanes, e.LaneID)
+	}
+	conn, err := f.pool.Acquire(f.t.Context())
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	defer conn.Release()
+	if _, err := conn.Exec(f.t.Context(), "BEGIN"); err != nil {
+		f.t.Fatal(err)
+	}
+	pages := map[string]int{}
+	explained := func(name, sql string, args ...any) {
+		f.t.Helper()
+		rows, err := conn.Query(f.t.Context(), "EXPLAIN (ANALYZE, BUFFERS, COSTS off, TIMING off) "+sql, args...)
+		if err != nil {
+			f.t.Fatal(err)
+		}
+		plan, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		if err != nil {
+			f.t.Fatalf("%s: %v", name, err)
+		}
+		pages[name] = pagesOf(plan)
+	}
+	token := uuid.New()
+	explained("lockReady", lockReady, 100, []int64{}, time.Now().Add(-time.Second))
+	explained("lockLanes", lockLanes, lanes)
+	explained("promoteKeys", promoteKeys, lanes, []string{"often", "often"})
+	explained("touchLanes", touchLanes, lanes, time.Duration(0))
+	explained("reap", reap, lanes)
+	explained("take", take, lanes, 10, token, time.Minute, []int64{}, []int32{})
+	n := len(lanes)
+	tokens, versions, signs, looks, gone := make([]uuid.UUID, n), make([]int64, n), make([]string, n), make([]*float64, n), make([]bool, n)
+	for i := range lanes {
+		tokens[i], versions[i], signs[i] = token, endpoints[i].Version, "answered"
+	}
+	explained("settleLanes", settleLanes, lanes, tokens, versions, signs, looks, gone)
+	ids := make([]int64, n)
+	for i, e := range endpoints {
+		ids[i] = e.ID
+	}
+	explained("lockStatuses", lockStatuses, ids)
+	explained("noteStatus", noteStatus, ids, make([]bool, n), make([]bool, n), make([]int32, n), make([]*uuid.UUID, n), make([]int32, n), make([]*string, n), make([]*string, n))
+	if _, err := conn.Exec(f.t.Context(), "ROLLBACK"); err != nil {
+		f.t.Fatal(err)
+	}
+	f.complete(Delivered, f.claim(100)...)
+	return pages
+}
+
+var hitPages = regexp.MustCompile(`shared hit=(\d+)`)
+
+// pagesOf reads the count of the topmost node, which includes those below it.
+func pagesOf(plan []string) int {
+	for _, line := range plan {
+		if m := hitPages.FindStringSubmatch(line); m != nil {
+			n, err := strconv.Atoi(m[1])
+			if err != nil {
+				panic(fmt.Sprintf("%s: %v", line, err))
+			}
+			return n
+		}
+	}
+	return 0
+}

@@ -1,0 +1,23 @@
+package store
+
+// How rows that are written all the time are found while a held snapshot keeps all their dead versions.
+//
+// An index lookup walks over the entries of dead versions until it meets the living one; with a backup under way these are
+// thousands for each lane after a minute. So lane and endpoint_status have an index that ends in moved_at, which only rises:
+// the living version is the last entry, and whoever goes backwards meets it first. It rises in steps, for between two of
+// them an update may be HOT and make no entry at all. Having found the row, a statement that holds its lock updates it by
+// ctid. The rows of the queue itself are bounded by lane.first_at, the ready lanes by readyCursor.
+
+// moved raises the moved_at of a row l by at most a step.
+const moved = `moved_at = greatest(l.moved_at, date_bin('250 ms', now(), timestamptz '2000-01-01 00:00:00Z'))`
+
+// latestLanes are the lanes $1, each once, as l; l.tid is its ctid.
+const latestLanes = `(SELECT DISTINCT unnest($1::bigint[]) AS lane_id) wanted
+    CROSS JOIN LATERAL (SELECT *, ctid AS tid FROM postrider.lane WHERE lane_id = wanted.lane_id ORDER BY moved_at DESC LIMIT 1) l`
+
+// lateCommit is how long after its beginning an accept may commit and still be found by claims without being told of:
+// lane.first_at stays behind by as much. The touch of a later one lowers first_at.
+const lateCommit = `interval '250 ms'`
+
+// searchFrom bounds the search for deliveries of a lane l. Not by first_at alone: a clock that was set back would hide all.
+const searchFrom = `least(l.first_at, now() - ` + lateCommit + `)`
