@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"time"
 
 	"github.com/postrider/postrider/test/check"
@@ -17,26 +16,21 @@ func (w *world) act(ctx context.Context, plan Plan, lasting time.Duration) error
 		actors[a.Who] = append(actors[a.Who], a)
 	}
 	began := time.Now()
-	var all sync.WaitGroup
-	var mutex sync.Mutex
-	var errs []error
+	var acting []func(context.Context) error
 	for _, actions := range actors {
-		all.Go(func() {
+		acting = append(acting, func(ctx context.Context) error {
 			for _, a := range actions {
 				if !sleep(ctx, time.Until(began.Add(a.At))) || time.Since(began) > lasting {
-					return
+					return nil
 				}
 				if err := w.do(ctx, a); err != nil {
-					mutex.Lock()
-					errs = append(errs, fmt.Errorf("%s: %w", a, err))
-					mutex.Unlock()
-					return
+					return fmt.Errorf("%s: %w", a, err)
 				}
 			}
+			return nil
 		})
 	}
-	all.Wait()
-	return errors.Join(errs...)
+	return together(ctx, acting...)
 }
 
 func (w *world) do(ctx context.Context, a Action) error {

@@ -15,8 +15,9 @@ import (
 	"github.com/postrider/postrider/test/check"
 )
 
-// changePatience bounds how long a change of a spec may take to come into force: the API and the controller may be away.
-const changePatience = 90 * time.Second
+// changePatience bounds how long a change of a spec may take to come into force: the API may be away, and a controller that
+// was killed keeps its successor waiting until its Lease has run out, each time.
+const changePatience = 4 * time.Minute
 
 // state is what an endpoint is asked to be like at present.
 type state struct {

@@ -7,8 +7,9 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"sync"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/postrider/postrider/test/check"
 	"github.com/postrider/postrider/test/localstack"
@@ -54,6 +55,9 @@ func Run(ctx context.Context, o Options) (err error) {
 		say("%s, seed %d: ok", o.Scenario.Name, o.Seed)
 		return os.RemoveAll(folder)
 	}
+	if err != nil {
+		say("%v", err)
+	}
 	for _, problem := range found {
 		say("WRONG: %s", problem)
 	}
@@ -79,15 +83,16 @@ func (w *world) play(ctx context.Context, plan Plan, o Options) ([]string, error
 	w.receiver.Play(plan.Script)
 	w.say("the load begins")
 	began := time.Now()
-	var all sync.WaitGroup
-	errs := make([]error, 3)
-	all.Go(func() { errs[0] = load.Run(ctx) })
-	all.Go(func() { errs[1] = w.act(ctx, plan, o.Lasting) })
-	if w.scenario.During != nil {
-		all.Go(func() { errs[2] = w.scenario.During(ctx, w) })
-	}
-	all.Wait()
-	if err := errors.Join(errs...); err != nil {
+	if err := together(ctx,
+		load.Run,
+		func(ctx context.Context) error { return w.act(ctx, plan, o.Lasting) },
+		func(ctx context.Context) error {
+			if w.scenario.During == nil {
+				return nil
+			}
+			return w.scenario.During(ctx, w)
+		},
+	); err != nil {
 		return w.problems, err
 	}
 	w.say("load and faults are over after %s; waiting for what is left", time.Since(began).Round(time.Second))
@@ -107,4 +112,13 @@ func (w *world) play(ctx context.Context, plan Plan, o Options) ([]string, error
 	}
 	w.say("%d deliveries are left after %s", left, time.Since(began).Round(100*time.Millisecond))
 	return w.verdict(ctx)
+}
+
+// together runs functions side by side. The first error ends them all.
+func together(ctx context.Context, run ...func(context.Context) error) error {
+	group, ctx := errgroup.WithContext(ctx)
+	for _, f := range run {
+		group.Go(func() error { return f(ctx) })
+	}
+	return group.Wait()
 }

@@ -122,7 +122,7 @@ func everything() Scenario {
 		},
 		Load: Load{Workers: 16, Keys: 40, Rate: 40, Types: []string{"a.one", "b.two"}},
 		Faults: Faults{
-			Dispatchers: 15 * time.Second, Ingest: 15 * time.Second, Controller: 15 * time.Second,
+			Dispatchers: 15 * time.Second, Ingest: 15 * time.Second, Controller: 45 * time.Second,
 			Postgres: 20 * time.Second, Wire: 12 * time.Second, Kubernetes: 40 * time.Second, Specs: 12 * time.Second,
 		},
 	}

@@ -35,6 +35,7 @@ func run(ctx context.Context) error {
 	seeds := flag.String("seeds", "", "play with each of these seeds, separated by commas or spaces (default: one by chance)")
 	lasting := flag.Duration("duration", 10*time.Minute, "how long load and faults last, for each seed")
 	names := flag.String("scenarios", "everything", "which to play: "+strings.Join(chaos.Names(), ", ")+", or all")
+	patience := flag.Duration("patience", 5*time.Minute, "how long the installation may take to deliver what is left in the end")
 	flag.Parse()
 	chosen, err := chaos.Choose(*names)
 	if err != nil {
@@ -48,7 +49,7 @@ func run(ctx context.Context) error {
 	for _, scenario := range chosen {
 		for _, seed := range numbers {
 			errs = append(errs, chaos.Run(ctx, chaos.Options{
-				Scenario: scenario, Seed: seed, Lasting: *lasting, Out: os.Stdout, Patience: 5 * time.Minute,
+				Scenario: scenario, Seed: seed, Lasting: *lasting, Out: os.Stdout, Patience: *patience,
 			}))
 			if ctx.Err() != nil {
 				return errors.Join(errs...)
