@@ -116,7 +116,11 @@ func (w *world) helm(ctx context.Context, args ...string) (string, error) {
 
 // apply applies manifests with every right.
 func (w *world) apply(ctx context.Context, paths ...string) error {
-	objects, err := localstack.ReadManifests(nil, paths...)
+	return w.applyEdited(ctx, nil, paths...)
+}
+
+func (w *world) applyEdited(ctx context.Context, edit func([]byte) []byte, paths ...string) error {
+	objects, err := localstack.ReadManifests(edit, paths...)
 	if err != nil {
 		return err
 	}
