@@ -8,13 +8,15 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 )
 
-// cluster says how to reach the Kubernetes API.
+// cluster says how to reach the Kubernetes API, and what it is asked besides the parts' own work.
 type cluster struct {
-	kubeconfig string
+	kubeconfig  string
+	metricsAuth bool
 }
 
 func (k *cluster) flags(f *pflag.FlagSet) {
 	f.StringVar(&k.kubeconfig, "kubeconfig", "", "file that says how to reach the Kubernetes API (default: as a pod does)")
+	f.BoolVar(&k.metricsAuth, "metrics-auth", false, "serve --metrics-address over HTTPS, with a certificate of its own making, and metrics to those alone who may get the URL /metrics in the Kubernetes API")
 }
 
 func (k *cluster) validate() error { return nil }

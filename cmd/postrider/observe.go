@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -60,13 +61,23 @@ func buildInfo() prometheus.Collector {
 	return build
 }
 
-// serve runs until the context ends. ready answers /readyz: nil, or what is missing.
-func (o *observing) serve(ctx context.Context, log *slog.Logger, metrics prometheus.Gatherer, ready func() error) error {
-	if o.address == "" {
-		<-ctx.Done()
-		return nil
+// handler answers probes, for everybody, and all that the guard stands before. ready answers /readyz: nil, or what is
+// missing.
+func (o *observing) handler(metrics prometheus.Gatherer, by guard, ready func() error) (http.Handler, error) {
+	inner := http.NewServeMux()
+	inner.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{MaxRequestsInFlight: 4, Timeout: 10 * time.Second}))
+	if o.profiling {
+		inner.HandleFunc("/debug/pprof/", pprof.Index)
+		inner.HandleFunc("/debug/pprof/profile", pprof.Profile)
+		inner.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
+		inner.HandleFunc("/debug/pprof/trace", pprof.Trace)
+	}
+	guarded, err := by.protect(inner)
+	if err != nil {
+		return nil, fmt.Errorf("guard the metrics: %w", err)
 	}
 	mux := http.NewServeMux()
+	mux.Handle("/", guarded)
 	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("ok\n")) })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
 		if err := ready(); err != nil {
@@ -75,15 +86,21 @@ func (o *observing) serve(ctx context.Context, log *slog.Logger, metrics prometh
 		}
 		_, _ = w.Write([]byte("ok\n"))
 	})
-	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{MaxRequestsInFlight: 4, Timeout: 10 * time.Second}))
-	if o.profiling {
-		mux.HandleFunc("/debug/pprof/", pprof.Index)
-		mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
-		mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
-		mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
+	return mux, nil
+}
+
+// serve runs until the context ends.
+func (o *observing) serve(ctx context.Context, log *slog.Logger, metrics prometheus.Gatherer, by guard, ready func() error) error {
+	if o.address == "" {
+		<-ctx.Done()
+		return nil
+	}
+	handler, err := o.handler(metrics, by, ready)
+	if err != nil {
+		return err
 	}
 	server := &http.Server{
-		Handler: mux, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
+		Handler: handler, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
 		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 	}
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", o.address)
@@ -91,6 +108,9 @@ func (o *observing) serve(ctx context.Context, log *slog.Logger, metrics prometh
 		return fmt.Errorf("--metrics-address: %w", err)
 	}
 	log.Info("serving probes and metrics", "address", listener.Addr().String())
+	if by.secure != nil {
+		listener = tls.NewListener(listener, by.secure)
+	}
 	stopped := make(chan struct{})
 	go func() {
 		defer close(stopped)

@@ -28,6 +28,10 @@ type process struct {
 // again reads the settings anew, with those of the file given.
 func (p *process) run(ctx context.Context, again func([]byte) (*assembly, error)) error {
 	p.log.Info("starting", "version", version)
+	by, err := p.first.kube.guard(p.log)
+	if err != nil {
+		return err
+	}
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	group, groupCtx := errgroup.WithContext(ctx)
@@ -35,7 +39,7 @@ func (p *process) run(ctx context.Context, again func([]byte) (*assembly, error)
 	probing, endProbing := context.WithCancel(context.WithoutCancel(ctx))
 	defer endProbing()
 	probed := make(chan error, 1)
-	go func() { probed <- p.first.watch.serve(probing, p.log, p.metrics, p.ready) }()
+	go func() { probed <- p.first.watch.serve(probing, p.log, p.metrics, by, p.ready) }()
 	var following sync.WaitGroup
 	defer following.Wait()
 	defer stop()

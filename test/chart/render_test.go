@@ -47,6 +47,8 @@ var scenarios = []scenario{
 	{name: "KEDA", values: `dispatcher: {autoscaling: {mode: KEDA, keda: {serverAddress: "http://prometheus:9090"}}}`},
 	{name: "monitoring", kinds: monitoringKinds},
 	{name: "monitoring by ServiceMonitor", values: `monitoring: {serviceMonitor: {enabled: true}, prometheusRule: {enabled: true}, grafanaDashboard: {enabled: "true"}}`},
+	{name: "metrics for some", values: `{metrics: {auth: true}, monitoring: {serviceMonitor: {enabled: true}}}`},
+	{name: "metrics for some by PodMonitor", values: `{metrics: {auth: true, tokenSecret: {name: scrape}}, monitoring: {podMonitor: {enabled: true}}}`},
 	{name: "monitoring off", values: `monitoring: {podMonitor: {enabled: false}, prometheusRule: {enabled: false}, grafanaDashboard: {enabled: false}}`, kinds: monitoringKinds},
 	{name: "OpenShift", values: `postgres: {embedded: {runAsUser: null, fsGroup: null}}`},
 	{name: "tests and TLS", values: `{tests: {enabled: true, clusterIP: 10.96.0.77}, ingest: {tls: {certManager: {enabled: true, issuerRef: {name: ca, kind: ClusterIssuer}}}}}`},

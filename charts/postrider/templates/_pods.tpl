@@ -63,13 +63,21 @@ topologySpreadConstraints:
 {{- end }}
 {{- end }}
 
+{{/* The port of probes and metrics, by which monitors find it: dict "root" $ "component" "ingest". The dispatcher has no token to
+ask the Kubernetes API with who may read metrics: its are plain. */}}
+{{- define "postrider.metricsPort" -}}
+{{ ternary "https-metrics" "metrics" (and .root.Values.metrics.auth (ne .component "dispatcher")) }}
+{{- end }}
+
 {{- define "postrider.probes" -}}
+{{- $port := include "postrider.metricsPort" . -}}
+{{- $scheme := ternary "HTTPS" "HTTP" (eq $port "https-metrics") -}}
 livenessProbe:
-  httpGet: {path: /livez, port: metrics}
+  httpGet: {path: /livez, port: {{ $port }}, scheme: {{ $scheme }}}
   periodSeconds: 10
   failureThreshold: 6
 readinessProbe:
-  httpGet: {path: /readyz, port: metrics}
+  httpGet: {path: /readyz, port: {{ $port }}, scheme: {{ $scheme }}}
   periodSeconds: 3
 {{- end }}
 

@@ -19,6 +19,7 @@ POSTRIDER_LIMIT_TIMEOUT: {{ . | quote }}
 {{- define "postrider.controllerSettings" -}}
 {{- include "postrider.limitTimeout" . }}
 {{- include "postrider.flags" (dict "prefix" "" "flags" .Values.controller.settings) }}
+POSTRIDER_METRICS_AUTH: {{ .Values.metrics.auth | quote }}
 POSTRIDER_CONTROLLER_SHUTDOWN_TIMEOUT: "{{ int .Values.controller.shutdownSeconds }}s"
 {{- with .Values.watchNamespaces }}
 POSTRIDER_WATCH_NAMESPACES: {{ join "," . | quote }}
@@ -39,6 +40,7 @@ POSTRIDER_GRACE: "{{ int .Values.dispatcher.graceSeconds }}s"
 
 {{- define "postrider.ingestSettings" -}}
 {{- include "postrider.flags" (dict "prefix" "" "flags" .Values.ingest.settings) }}
+POSTRIDER_METRICS_AUTH: {{ .Values.metrics.auth | quote }}
 POSTRIDER_IDEMPOTENCY_WINDOW: {{ .Values.idempotencyWindow | quote }}
 POSTRIDER_DRAIN_DELAY: "{{ int .Values.ingest.drainSeconds }}s"
 POSTRIDER_SHUTDOWN_TIMEOUT: "{{ int .Values.ingest.shutdownSeconds }}s"

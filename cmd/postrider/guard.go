@@ -1,0 +1,62 @@
+package main
+
+import (
+	"crypto/tls"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+
+	"github.com/go-logr/logr"
+	"k8s.io/client-go/rest"
+	certutil "k8s.io/client-go/util/cert"
+	"sigs.k8s.io/controller-runtime/pkg/metrics/filters"
+)
+
+// guard stands before what only some may read: metrics and profiles. The zero value lets everybody in, over plain HTTP.
+type guard struct {
+	admit  func(http.Handler) (http.Handler, error)
+	secure *tls.Config
+}
+
+// guard asks the Kubernetes API about whoever reads metrics, if it is to.
+func (k *cluster) guard(log *slog.Logger) (guard, error) {
+	if !k.metricsAuth {
+		return guard{}, nil
+	}
+	config, err := k.config()
+	if err != nil {
+		return guard{}, err
+	}
+	client, err := rest.HTTPClientFor(config)
+	if err != nil {
+		return guard{}, fmt.Errorf("--metrics-auth: %w", err)
+	}
+	filter, err := filters.WithAuthenticationAndAuthorization(config, client)
+	if err != nil {
+		return guard{}, fmt.Errorf("--metrics-auth: %w", err)
+	}
+	// Tokens must not travel in the clear. Who reads does not verify the certificate: no authority issued it.
+	certificate, key, err := certutil.GenerateSelfSignedCertKey("postrider", []net.IP{net.IPv4(127, 0, 0, 1)}, []string{"localhost"})
+	if err != nil {
+		return guard{}, fmt.Errorf("--metrics-auth: make a certificate: %w", err)
+	}
+	pair, err := tls.X509KeyPair(certificate, key)
+	if err != nil {
+		return guard{}, fmt.Errorf("--metrics-auth: make a certificate: %w", err)
+	}
+	return guard{
+		admit: func(h http.Handler) (http.Handler, error) {
+			return filter(logr.FromSlogHandler(log.Handler()), h)
+		},
+		secure: &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{pair}},
+	}, nil
+}
+
+// protect puts the guard before a handler.
+func (g guard) protect(h http.Handler) (http.Handler, error) {
+	if g.admit == nil {
+		return h, nil
+	}
+	return g.admit(h)
+}
