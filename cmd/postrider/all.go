@@ -6,5 +6,5 @@ import (
 
 func allCommand() *cobra.Command {
 	return partsCommand("all", "Run controller, dispatcher and ingest in one process, for development", controllerRegistry,
-		func(s *site) []part { return []part{&controlling{site: s}, &dispatching{site: s}, &accepting{}} })
+		func(s *site) []part { return []part{&controlling{site: s}, &dispatching{site: s}, &accepting{site: s}} })
 }

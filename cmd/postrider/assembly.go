@@ -25,6 +25,7 @@ type site struct {
 	ring   keys
 	to     reach
 	kube   cluster
+	serves serving
 	follow following
 }
 
@@ -68,6 +69,7 @@ func (a *assembly) settings() []settings {
 		{func(n needs) bool { return n.keyring }, &s.ring},
 		{func(n needs) bool { return n.destinations }, &s.to},
 		{func(n needs) bool { return n.kubernetes }, &s.kube},
+		{func(n needs) bool { return n.serving }, &s.serves},
 	} {
 		if slices.ContainsFunc(a.parts, func(p part) bool { return needed.by(p.needs()) }) {
 			all = append(all, needed.settings)

@@ -26,13 +26,12 @@ func controllerCommand() *cobra.Command {
 func (k *controlling) name() string { return "controller" }
 
 func (k *controlling) needs() needs {
-	return needs{keyring: true, destinations: true, kubernetes: true, claims: true}
+	return needs{keyring: true, destinations: true, kubernetes: true, serving: true, claims: true}
 }
 
 func (k *controlling) flags(f *pflag.FlagSet) {
 	d := controllers.StandardDefaults()
 	k.config.Defaults = d
-	f.StringSliceVar(&k.config.WatchNamespaces, "watch-namespaces", nil, "the only namespaces whose endpoints are served (default: all)")
 	f.BoolVar(&k.config.TakeOver, "take-over", false, "claim a database that belongs to another installation, which must be gone; for one start")
 	f.BoolVar(&k.config.ConfirmSweep, "confirm-sweep", false, "let the sweep give up any number of endpoints whose objects are gone, not a tenth at most; for one start")
 	f.BoolVar(&k.config.LeaderElection, "leader-election", true, "let replicas take turns; only a single process may do without")
@@ -64,6 +63,7 @@ func (k *controlling) flags(f *pflag.FlagSet) {
 func (k *controlling) validate() error {
 	k.config.Namespace, k.config.Release = k.site.in.namespace, k.site.in.release
 	k.config.Limits.Timeout = k.site.to.timeout
+	k.config.WatchNamespaces = k.site.serves.namespaces
 	return k.config.Validate()
 }
 

@@ -13,15 +13,16 @@ import (
 // accepting configures ingest.
 type accepting struct {
 	config ingest.Config
+	site   *site
 }
 
 func ingestCommand() *cobra.Command {
-	return partsCommand("ingest", "Accept events over HTTP", newRegistry, func(*site) []part { return []part{&accepting{}} })
+	return partsCommand("ingest", "Accept events over HTTP", newRegistry, func(s *site) []part { return []part{&accepting{site: s}} })
 }
 
 func (a *accepting) name() string { return "ingest" }
 
-func (a *accepting) needs() needs { return needs{kubernetes: !a.config.InsecureNoAuth} }
+func (a *accepting) needs() needs { return needs{kubernetes: !a.config.InsecureNoAuth, serving: true} }
 
 func (a *accepting) flags(f *pflag.FlagSet) {
 	c := ingest.DefaultConfig()
@@ -33,6 +34,8 @@ func (a *accepting) flags(f *pflag.FlagSet) {
 	f.Int64Var(&a.config.BodyLimit, "body-limit", c.BodyLimit, "bytes of a request's body at most")
 	f.DurationVar(&a.config.IdempotencyWindow, "idempotency-window", c.IdempotencyWindow, "how long an idempotency key is remembered")
 	f.IntVar(&a.config.MaxInFlight, "max-in-flight", c.MaxInFlight, "requests under way at most; more are answered 503")
+	f.IntVar(&a.config.MaxWaitingEvents, "max-waiting-events", c.MaxWaitingEvents, "events that wait for a commit at most; more are answered 503")
+	f.Int64Var(&a.config.MaxWaitingBytes, "max-waiting-bytes", c.MaxWaitingBytes, "bytes of these events at most")
 	f.IntVar(&a.config.MaxConnections, "max-connections", c.MaxConnections, "open connections at most")
 	f.DurationVar(&a.config.BodyTimeout, "body-timeout", c.BodyTimeout, "how long a client may take to send its body")
 	f.DurationVar(&a.config.DatabaseTimeout, "database-timeout", c.DatabaseTimeout, "bound on each call to the database, waiting for a connection included")
@@ -46,7 +49,10 @@ func (a *accepting) flags(f *pflag.FlagSet) {
 	f.DurationVar(&a.config.ShutdownTimeout, "shutdown-timeout", c.ShutdownTimeout, "how long requests under way may take after that")
 }
 
-func (a *accepting) validate() error { return a.config.Validate() }
+func (a *accepting) validate() error {
+	a.config.WatchNamespaces = a.site.serves.namespaces
+	return a.config.Validate()
+}
 
 func (a *accepting) build(_ context.Context, on ground) (runner, error) {
 	return ingest.New(a.config, ingest.Parts{Store: on.store, Kubernetes: on.kubernetes, Log: on.log, Metrics: on.metrics})

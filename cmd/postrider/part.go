@@ -28,6 +28,7 @@ type needs struct {
 	keyring      bool // to seal or open what is secret in the database
 	destinations bool // what may be sent where, and for how long
 	kubernetes   bool
+	serving      bool // which namespaces are served
 	claims       bool // it claims the database for the installation itself, in the cluster's name
 }
 
@@ -70,6 +71,12 @@ func (s *site) prepare(ctx context.Context, log *slog.Logger, metrics prometheus
 	}
 	if err != nil {
 		return ground{}, err
+	}
+	if n.kubernetes && !n.claims {
+		if err := ownInCluster(ctx, log, on.store, s.in, on.kubernetes); err != nil {
+			on.store.Close()
+			return ground{}, err
+		}
 	}
 	metrics.MustRegister(newPoolMetrics(on.store, p.name()))
 	return on, nil

@@ -151,8 +151,10 @@ func TestWatchNamespacesGiveRolesThereAndNothingClusterWideButReviews(t *testing
 		}
 	}
 	same(t, "namespaces of the controller's Roles", where, "billing", "shop")
-	if got := setting(t, r, "controller", "POSTRIDER_WATCH_NAMESPACES"); got != "billing,shop" {
-		t.Errorf("the controller watches %q", got)
+	for _, part := range []string{"controller", "ingest"} {
+		if got := setting(t, r, part, "POSTRIDER_WATCH_NAMESPACES"); got != "billing,shop" {
+			t.Errorf("the namespaces of %s are %q", part, got)
+		}
 	}
 }
 

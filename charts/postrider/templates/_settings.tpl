@@ -16,14 +16,18 @@ POSTRIDER_LIMIT_TIMEOUT: {{ . | quote }}
 {{- end }}
 {{- end }}
 
+{{- define "postrider.servedNamespaces" -}}
+{{- with .Values.watchNamespaces }}
+POSTRIDER_WATCH_NAMESPACES: {{ join "," . | quote }}
+{{- end }}
+{{- end }}
+
 {{- define "postrider.controllerSettings" -}}
 {{- include "postrider.limitTimeout" . }}
 {{- include "postrider.flags" (dict "prefix" "" "flags" .Values.controller.settings) }}
 POSTRIDER_METRICS_AUTH: {{ .Values.metrics.auth | quote }}
 POSTRIDER_CONTROLLER_SHUTDOWN_TIMEOUT: "{{ int .Values.controller.shutdownSeconds }}s"
-{{- with .Values.watchNamespaces }}
-POSTRIDER_WATCH_NAMESPACES: {{ join "," . | quote }}
-{{- end }}
+{{- include "postrider.servedNamespaces" . }}
 {{- if .Values.controller.takeOver }}
 POSTRIDER_TAKE_OVER: "true"
 {{- end }}
@@ -40,6 +44,7 @@ POSTRIDER_GRACE: "{{ int .Values.dispatcher.graceSeconds }}s"
 
 {{- define "postrider.ingestSettings" -}}
 {{- include "postrider.flags" (dict "prefix" "" "flags" .Values.ingest.settings) }}
+{{- include "postrider.servedNamespaces" . }}
 POSTRIDER_METRICS_AUTH: {{ .Values.metrics.auth | quote }}
 POSTRIDER_IDEMPOTENCY_WINDOW: {{ .Values.idempotencyWindow | quote }}
 POSTRIDER_DRAIN_DELAY: "{{ int .Values.ingest.drainSeconds }}s"
