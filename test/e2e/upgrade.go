@@ -93,9 +93,13 @@ type sight struct {
 	looks    int
 }
 
+func newSight() sight {
+	return sight{together: map[string]bool{}, again: map[string]string{}, postgres: map[types.UID]bool{}}
+}
+
 // watchPods looks until ctx ends.
 func (w *world) watchPods(ctx context.Context) sight {
-	s := sight{together: map[string]bool{}, again: map[string]string{}, postgres: map[types.UID]bool{}}
+	s := newSight()
 	tick := time.NewTicker(200 * time.Millisecond)
 	defer tick.Stop()
 	for {
