@@ -117,3 +117,27 @@ func (l *lanes) SweepLanes(_ context.Context, after int64, n int) (int64, int, e
 	}
 	return 0, 0, nil
 }
+
+// slowSweep finds nothing, and takes its time for that.
+type slowSweep struct {
+	*memory
+	took time.Duration
+}
+
+func (s *slowSweep) SweepLanes(ctx context.Context, after int64, n int) (int64, int, error) {
+	sleep(ctx, s.took)
+	return s.memory.SweepLanes(ctx, after, n)
+}
+
+func TestASlowSearchThatFindsNothingTakesATenthOfTheTime(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		m := &slowSweep{newMemory(), 10 * time.Second}
+		d := start(t, Config{Senders: 1}, testDependencies(t, m), outside{transport: receiver(ok)})
+		time.Sleep(1000 * time.Second)
+		if got := m.turnsOf("sweep_lanes"); got < 8 || got > 12 {
+			t.Errorf("got %d sweeps of 10 s in 1,000 s, want about 10", got)
+		}
+		d.end()
+	})
+}

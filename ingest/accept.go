@@ -45,12 +45,12 @@ type accepter struct {
 	tables   *tables
 	window   time.Duration
 	timeout  time.Duration
-	touched  func([]store.Touched)
+	touched  func(lanes []store.Touched, began time.Time)
 	metrics  *metrics
 	gatherer *gatherer
 }
 
-func newAccepter(config Config, s Store, t *tables, touched func([]store.Touched), m *metrics) *accepter {
+func newAccepter(config Config, s Store, t *tables, touched func([]store.Touched, time.Time), m *metrics) *accepter {
 	a := &accepter{store: s, tables: t, window: config.IdempotencyWindow, timeout: config.DatabaseTimeout, touched: touched, metrics: m}
 	a.gatherer = newGatherer(config.gathering(), a.commit, m)
 	return a
@@ -167,14 +167,14 @@ func (a *accepter) commit(ctx context.Context, group []*parcel) {
 		}
 		return
 	}
-	a.wake(events, results)
+	a.wake(events, results, began)
 	for _, p := range group {
 		p.results, results = results[:len(p.events)], results[len(p.events):]
 	}
 }
 
 // wake hands over the lanes of what was accepted, and counts what had to be searched for.
-func (a *accepter) wake(events []store.NewEvent, results []store.Acceptance) {
+func (a *accepter) wake(events []store.NewEvent, results []store.Acceptance, began time.Time) {
 	var lanes []store.Touched
 	for i, r := range results {
 		if r.Err == nil && !r.Stale && r.Original == nil {
@@ -185,7 +185,7 @@ func (a *accepter) wake(events []store.NewEvent, results []store.Acceptance) {
 		}
 	}
 	if len(lanes) > 0 {
-		a.touched(lanes)
+		a.touched(lanes, began)
 	}
 }
 

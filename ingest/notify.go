@@ -24,6 +24,7 @@ type notifier struct {
 	mu     sync.Mutex
 	lanes  map[store.Touched]struct{}
 	oldest time.Time // when the first of lanes came
+	began  time.Time // when the earliest of their accepts began
 	wake   chan struct{}
 }
 
@@ -47,10 +48,13 @@ func newNotifier(s Store, timeout time.Duration, m *metrics, log *slog.Logger) *
 }
 
 // touched takes over the lanes of committed deliveries. It never waits.
-func (n *notifier) touched(lanes []store.Touched) {
+func (n *notifier) touched(lanes []store.Touched, began time.Time) {
 	n.mu.Lock()
 	if len(n.lanes) == 0 {
-		n.oldest = time.Now()
+		n.oldest, n.began = time.Now(), began
+	}
+	if began.Before(n.began) {
+		n.began = began
 	}
 	dropped := 0
 	for _, lane := range lanes {
@@ -118,7 +122,11 @@ func (n *notifier) touch(ctx context.Context, lanes []store.Touched, since time.
 		}
 		select {
 		case <-ctx.Done():
-			n.touched(lanes) // for the flush
+			began := lanes[0].Since
+			for i := range lanes {
+				lanes[i].Since = time.Time{}
+			}
+			n.touched(lanes, began) // for the flush
 			return false
 		case <-time.After(delay):
 			delay = min(2*delay, touchRetryMax)
@@ -170,8 +178,9 @@ func (n *notifier) take() (lanes []store.Touched, since time.Time, more bool) {
 		if len(lanes) == maxTouch {
 			break
 		}
-		lanes = append(lanes, lane)
 		delete(n.lanes, lane)
+		lane.Since = n.began
+		lanes = append(lanes, lane)
 	}
 	return lanes, n.oldest, len(n.lanes) > 0
 }

@@ -22,6 +22,7 @@ type double struct {
 	mu       sync.Mutex
 	touches  []int // sizes
 	lanes    map[int64]int
+	since    []time.Time // of each touch's first lane
 	notified []time.Duration
 	began    time.Time
 	took     time.Duration // by a touch
@@ -84,7 +85,7 @@ func (d *double) Touch(ctx context.Context, lanes []store.Touched) error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.touches = append(d.touches, len(lanes))
+	d.touches, d.since = append(d.touches, len(lanes)), append(d.since, lanes[0].Since)
 	for _, lane := range lanes {
 		if d.lanes == nil {
 			d.lanes = map[int64]int{}
@@ -128,7 +129,7 @@ func TestALoneEventIsNotifiedAtOnce(t *testing.T) {
 	t.Parallel()
 	d := &double{}
 	withNotifier(t, d, func(n *notifier) {
-		n.touched(lane(1))
+		n.touched(lane(1), time.Now())
 		time.Sleep(time.Second)
 	})
 	if diff := cmp.Diff([]time.Duration{0}, d.notified); diff != "" {
@@ -141,7 +142,7 @@ func TestNotificationsComeAtMostEveryTenMillisecondsAndTheLastIsTold(t *testing.
 	d := &double{}
 	withNotifier(t, d, func(n *notifier) {
 		for i := range 25 {
-			n.touched(lane(int64(i)))
+			n.touched(lane(int64(i)), time.Now())
 			time.Sleep(time.Millisecond)
 		}
 		time.Sleep(time.Second)
@@ -164,7 +165,7 @@ func TestAcceptsShareATouch(t *testing.T) {
 			lanes = append(lanes, lane(int64(i))...)
 		}
 		for range 3 {
-			n.touched(lanes)
+			n.touched(lanes, time.Now())
 			time.Sleep(10 * time.Millisecond)
 		}
 		time.Sleep(time.Second)
@@ -182,7 +183,7 @@ func TestATouchIsBounded(t *testing.T) {
 		for i := range 2*maxTouch + 1 {
 			many = append(many, store.Touched{LaneID: int64(i)})
 		}
-		n.touched(many)
+		n.touched(many, time.Now())
 		time.Sleep(time.Second)
 	})
 	if diff := cmp.Diff([]int{maxTouch, maxTouch, 1}, d.touches); diff != "" {
@@ -194,7 +195,7 @@ func TestAFailedTouchIsTriedAgainUntilPostgresIsBack(t *testing.T) {
 	t.Parallel()
 	d := &double{fault: context.DeadlineExceeded}
 	withNotifier(t, d, func(n *notifier) {
-		n.touched(lane(1))
+		n.touched(lane(1), time.Now())
 		time.Sleep(time.Minute)
 		d.set(func() { d.fault = nil })
 		time.Sleep(2 * touchRetryMax)
@@ -208,13 +209,13 @@ func TestATouchThatIsRefusedIsLeftToTheSweep(t *testing.T) {
 	t.Parallel()
 	d := &double{fault: errors.New("a statement that Postgres does not like")}
 	withNotifier(t, d, func(n *notifier) {
-		n.touched(lane(1))
+		n.touched(lane(1), time.Now())
 		time.Sleep(time.Minute)
 		if got := testutil.ToFloat64(n.metrics.touchesDropped); got != 1 {
 			t.Errorf("%v lanes were counted as dropped, want 1", got)
 		}
 		d.set(func() { d.fault = nil })
-		n.touched(lane(2))
+		n.touched(lane(2), time.Now())
 		time.Sleep(time.Second)
 	})
 	if d.lanes[1] != 0 || d.lanes[2] != 1 {
@@ -227,7 +228,7 @@ func TestWhatIsGatheredIsBounded(t *testing.T) {
 	d := &double{fault: context.DeadlineExceeded}
 	withNotifier(t, d, func(n *notifier) {
 		for i := range 2 * maxTouched {
-			n.touched(lane(int64(i)))
+			n.touched(lane(int64(i)), time.Now())
 		}
 		n.mu.Lock()
 		got := len(n.lanes)
@@ -246,9 +247,9 @@ func TestStopFlushes(t *testing.T) {
 	t.Parallel()
 	d := &double{took: 50 * time.Millisecond}
 	withNotifier(t, d, func(n *notifier) {
-		n.touched(lane(1))
+		n.touched(lane(1), time.Now())
 		synctest.Wait() // it is at work on lane 1
-		n.touched(lane(2))
+		n.touched(lane(2), time.Now())
 	})
 	if d.lanes[1] != 1 || d.lanes[2] != 1 || len(d.notified) == 0 {
 		t.Errorf("lanes touched: %v, notified %d times; want both lanes and a notification", d.lanes, len(d.notified))
@@ -259,11 +260,32 @@ func TestStopDoesNotWaitForAPostgresThatIsAway(t *testing.T) {
 	t.Parallel()
 	d := &double{took: time.Hour}
 	withNotifier(t, d, func(n *notifier) {
-		n.touched(lane(1))
+		n.touched(lane(1), time.Now())
 		time.Sleep(500 * time.Millisecond)
 		d.began = time.Now()
 	})
 	if len(d.notified) > 0 {
 		t.Error("a notification was sent without a touch")
 	}
+}
+
+// A touch says when the earliest of its accepts began, also when it is repeated: the store looks for what committed late.
+func TestATouchSaysWhenItsAcceptsBegan(t *testing.T) {
+	t.Parallel()
+	d := &double{took: time.Second, fault: errors.New("refused")}
+	withNotifier(t, d, func(n *notifier) {
+		began := time.Now()
+		n.touched(lane(1), began.Add(-time.Second))
+		synctest.Wait() // the first is being tried
+		n.touched(lane(2), began.Add(-time.Minute))
+		n.touched(lane(3), began)
+		d.set(func() { d.fault = nil })
+		time.Sleep(10 * time.Second)
+		synctest.Wait()
+		d.set(func() {
+			if len(d.since) != 2 || !d.since[0].Equal(began.Add(-time.Second)) || !d.since[1].Equal(began.Add(-time.Minute)) {
+				t.Errorf("touched for accepts of %v, want one of a second ago, then one of a minute ago", d.since)
+			}
+		})
+	})
 }

@@ -144,3 +144,36 @@ func pagesOf(plan []string) int {
 	}
 	return 0
 }
+
+// An accept that commits late brings deliveries that became available before the bound of the search. Its touch says so;
+// where the touch is lost, the sweep finds them.
+func TestALateCommitIsFound(t *testing.T) {
+	t.Parallel()
+	for _, told := range []bool{true, false} {
+		t.Run(fmt.Sprintf("told %v", told), func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			e := f.endpoint("a")
+			f.post("", 1, e)
+			f.wake("", e)
+			f.complete(Delivered, f.claim(10)...)
+			f.settleDown(e)
+			f.post("", 1, e)
+			f.exec(`UPDATE postrider.delivery SET available_at = now() - interval '1 h'`)
+			f.wake("", e)
+			if claims := f.claim(10); len(claims) != 0 {
+				t.Fatalf("claimed %d; want the search to begin later, or this test shows nothing", len(claims))
+			}
+			if told {
+				if err := f.Touch(t.Context(), []Touched{{LaneID: e.LaneID, Since: time.Now().Add(-2 * time.Hour)}}); err != nil {
+					t.Fatal(err)
+				}
+			} else if _, mended, err := f.SweepLanes(t.Context(), 0, 100); err != nil || mended != 1 {
+				t.Fatalf("mended %d, %v; want the lane", mended, err)
+			}
+			if claims := f.claim(10); len(claims) != 1 {
+				t.Errorf("claimed %d, want the late one", len(claims))
+			}
+		})
+	}
+}
