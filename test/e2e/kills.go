@@ -49,11 +49,12 @@ func killParts(ctx context.Context, w *world) error {
 			if err != nil {
 				return err
 			}
-			at := time.Now()
+			killed := check.Fact{Kind: check.Disrupted, At: time.Now(), Problem: "kill -9 of the " + part}
 			if out, err := kill.CombinedOutput(); err != nil {
 				return fmt.Errorf("kill a process of the %s: %w %s", part, err, out)
 			}
-			if err := w.disruptions.Write(check.Fact{Kind: check.Disrupted, At: at, Problem: "kill -9 of the " + part}); err != nil {
+			killed.Until = time.Now() // on a busy machine it takes a while to get there
+			if err := w.disruptions.Write(killed); err != nil {
 				return err
 			}
 			if err := w.cluster.Await(ctx, patience, "the "+part+" is started again", func(ctx context.Context) error {

@@ -166,6 +166,7 @@ func (w *world) readJournals(ctx context.Context) (check.Record, error) {
 func judge(record check.Record) check.Report {
 	return check.Check(record, check.Options{
 		Ordered: []string{"pixel-forge-frames", "pixel-forge-farm", "pixel-forge-archive"}, Recovery: 10 * time.Second,
+		Recording: 10 * time.Second, // on a busy machine
 	})
 }
 
