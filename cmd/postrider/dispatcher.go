@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -16,6 +17,7 @@ import (
 // dispatching configures the dispatcher.
 type dispatching struct {
 	config dispatcher.Config
+	start  string // the token to start paused for; empty: none
 	site   *site
 }
 
@@ -43,6 +45,7 @@ func (d *dispatching) flags(f *pflag.FlagSet) {
 	f.DurationVar(&d.config.AttemptRetention, "attempt-retention", c.AttemptRetention, "how long the history of attempts is kept")
 	f.DurationVar(&d.config.DeadLetterRetention, "dead-letter-retention", c.DeadLetterRetention, "how long dead letters are kept")
 	f.DurationVar(&d.config.EndpointRetention, "endpoint-retention", c.EndpointRetention, "how long the rows of deleted endpoints are kept")
+	f.StringVar(&d.start, "start-paused", "", "a text of your choice, such as the date of a restore: whoever starts with it first pauses the whole installation before anything is sent, once for each text; see `postrider resume`")
 	mayChange(f, "event-retention", "attempt-retention", "dead-letter-retention", "endpoint-retention")
 }
 
@@ -52,7 +55,7 @@ func (d *dispatching) validate() error {
 	if limit := d.site.to.timeout; limit > 0 {
 		d.config.MaxTimeout = limit
 	}
-	return d.config.Validate()
+	return errors.Join(d.config.Validate(), printable("start-paused", d.start))
 }
 
 func (d *dispatching) build(ctx context.Context, on ground) (runner, error) {
@@ -60,8 +63,28 @@ func (d *dispatching) build(ctx context.Context, on ground) (runner, error) {
 	if err := checkKeyring(ctx, on.store, on.keyring); err != nil {
 		return nil, err
 	}
+	if err := d.startPaused(ctx, on); err != nil {
+		return nil, err
+	}
 	return dispatcher.New(d.config, dispatcher.Dependencies{ //nolint:contextcheck // its requests end by Run's context, not by this one
 		Store: on.store, Keyring: on.keyring, Policy: on.policy, Logger: on.log, Metrics: on.metrics,
+	})
+}
+
+// startPaused pauses the installation if it is to start paused and nobody has done so yet for the same token. No dispatcher
+// is made before, so that nothing is sent of a database that was just restored.
+func (d *dispatching) startPaused(ctx context.Context, on ground) error {
+	if d.start == "" {
+		return nil
+	}
+	return insist(ctx, on.log, store.IsUnavailable, func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(ctx, startPatience)
+		defer cancel()
+		first, err := on.store.StartPaused(ctx, d.start, "it was started paused ("+d.start+")")
+		if err == nil && first {
+			on.log.Warn("the installation starts paused; end that with `postrider resume`", "event", "paused", "reason", d.start)
+		}
+		return err
 	})
 }
 

@@ -15,12 +15,28 @@ func variable(flag string) string {
 	return "POSTRIDER_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
 }
 
+// byHand marks flags that have no variable.
+const byHand = "by-hand"
+
+// onlyByHand marks flags that are given on the command line or not at all: those of one command, which must not be taken
+// from the settings of the pod where it is run.
+func onlyByHand(flags *pflag.FlagSet, names ...string) { annotate(flags, byHand, names...) }
+
+// annotate marks flags.
+func annotate(flags *pflag.FlagSet, mark string, names ...string) {
+	for _, name := range names {
+		if err := flags.SetAnnotation(name, mark, []string{"true"}); err != nil {
+			panic(err) // a name that no flag has: a mistake of ours
+		}
+	}
+}
+
 // fromEnvironment fills the flags that were not given from their variables, and reports all problems at once. A value is
 // never repeated in a message: it may be a connection string.
 func fromEnvironment(flags *pflag.FlagSet, lookup func(string) (string, bool)) error {
 	var problems []error
 	flags.VisitAll(func(f *pflag.Flag) {
-		if f.Changed || f.Name == "help" || f.Name == "version" {
+		if f.Changed || f.Name == "help" || f.Name == "version" || f.Annotations[byHand] != nil {
 			return
 		}
 		value, ok := lookup(variable(f.Name))

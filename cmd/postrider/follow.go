@@ -41,13 +41,7 @@ func (f *following) flags(flags *pflag.FlagSet) {
 func (f *following) validate() error { return nil }
 
 // mayChange marks flags that a settings file may hold.
-func mayChange(flags *pflag.FlagSet, names ...string) {
-	for _, name := range names {
-		if err := flags.SetAnnotation(name, changeable, []string{"true"}); err != nil {
-			panic(err) // a name that no flag has: a mistake of ours
-		}
-	}
-}
+func mayChange(flags *pflag.FlagSet, names ...string) { annotate(flags, changeable, names...) }
 
 func (f *following) read() ([]byte, error) {
 	file, err := os.Open(f.file)

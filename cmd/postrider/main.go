@@ -31,12 +31,12 @@ func root() *cobra.Command {
 		Long: `Postrider delivers webhooks from a Kubernetes cluster.
 
 Each part is a subcommand. Every flag may also be given as a variable of the environment: --database-url as
-POSTRIDER_DATABASE_URL. A flag wins over its variable.`,
+POSTRIDER_DATABASE_URL. A flag wins over its variable. Those of pause and resume that say what is meant have none.`,
 		Version:       version,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 	}
-	c.AddCommand(controllerCommand(), dispatcherCommand(), ingestCommand(), allCommand(), migrateCommand(), keyringCommand(),
-		secretsCommand(), selfTestCommand())
+	c.AddCommand(controllerCommand(), dispatcherCommand(), ingestCommand(), allCommand(), migrateCommand(),
+		pauseCommand(), resumeCommand(), keyringCommand(), secretsCommand(), selfTestCommand())
 	return c
 }

@@ -61,25 +61,18 @@ func migrateUpCommand() *cobra.Command {
 			ctx, cancel := context.WithTimeout(c.Context(), m.timeout)
 			defer cancel()
 			log := l.logger("migrate")
-			for {
-				err := d.migrate(ctx)
-				if err == nil {
-					log.Info("the database schema is up to date")
-					return nil
-				}
-				if !store.IsUnavailable(err) || ctx.Err() != nil {
-					return err
-				}
-				log.Warn("waiting for the database", "reason", err.Error())
-				select {
-				case <-ctx.Done():
-					return err
-				case <-time.After(time.Second):
-				}
+			if err := insist(ctx, log, migrationPasses, d.migrate); err != nil {
+				return err
 			}
+			log.Info("the database schema is up to date")
+			return nil
 		},
 	}, &d, &l, &m)
 }
+
+// migrationPasses tells that a migration is worth another try: the database is away, or somebody reads for long what it is to
+// change.
+func migrationPasses(err error) bool { return store.IsUnavailable(err) || migrations.IsLocked(err) }
 
 // migrate reads the connection string anew each time.
 func (d *database) migrate(ctx context.Context) error {

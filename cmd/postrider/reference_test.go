@@ -64,7 +64,11 @@ func describe(b *bytes.Buffer, c *cobra.Command) {
 			if f.Annotations[changeable] != nil {
 				mark = " †"
 			}
-			fmt.Fprintf(b, "| `--%s`%s | `%s` | %s | %s |\n", f.Name, mark, variable(f.Name), value, strings.ReplaceAll(f.Usage, "|", `\|`))
+			fromVariable := "`" + variable(f.Name) + "`"
+			if f.Annotations[byHand] != nil {
+				fromVariable = ""
+			}
+			fmt.Fprintf(b, "| `--%s`%s | %s | %s | %s |\n", f.Name, mark, fromVariable, value, strings.ReplaceAll(f.Usage, "|", `\|`))
 		})
 	}
 	for _, sub := range c.Commands() {

@@ -428,3 +428,35 @@ func TestEveryFieldOfEveryObjectIsKnown(t *testing.T) {
 		})
 	}
 }
+
+// After a restore whoever sends must know that it is to start paused, and nobody else needs to. With the text the pods change:
+// they are to start again.
+func TestARestoredInstallationStartsPaused(t *testing.T) {
+	t.Parallel()
+	token := func(r release, part string) any {
+		data, _, _ := unstructured.NestedStringMap(r.get(t, "ConfigMap", "postrider-"+part).Object, "data")
+		return data["POSTRIDER_START_PAUSED"]
+	}
+	plain := render(t, scenario{})
+	for _, values := range []string{`startPaused: "2026-11-29"`, `startPaused: 2026-11-29`} {
+		r := render(t, scenario{values: values})
+		if got := token(r, "dispatcher"); got != "2026-11-29" {
+			t.Errorf("%s: the dispatcher is told %q", values, got)
+		}
+		if !strings.Contains(r.notes, "exec deployment/postrider-controller -- /postrider resume") {
+			t.Errorf("%s: the notes do not say how to go on:\n%s", values, r.notes)
+		}
+		const checksum = "checksum/config"
+		if before, after := plain.pod(t, "postrider-dispatcher"), r.pod(t, "postrider-dispatcher"); before.metadata.Annotations[checksum] == after.metadata.Annotations[checksum] {
+			t.Errorf("%s: the dispatchers do not start again", values)
+		}
+	}
+	for _, part := range []string{"controller", "dispatcher", "ingest"} {
+		if got := token(plain, part); got != "" {
+			t.Errorf("by default %s starts paused: %q", part, got)
+		}
+	}
+	if strings.Contains(plain.notes, "postrider resume") {
+		t.Error("the notes tell of a pause that there is not")
+	}
+}

@@ -40,6 +40,9 @@ POSTRIDER_CONFIRM_SWEEP: "true"
 {{- include "postrider.limitTimeout" . }}
 {{- include "postrider.flags" (dict "prefix" "" "flags" .Values.dispatcher.settings) }}
 POSTRIDER_GRACE: "{{ int .Values.dispatcher.graceSeconds }}s"
+{{- with .Values.startPaused }}
+POSTRIDER_START_PAUSED: {{ . | quote }}
+{{- end }}
 {{- end }}
 
 {{- define "postrider.ingestSettings" -}}
