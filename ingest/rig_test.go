@@ -36,6 +36,7 @@ type options struct {
 	store      Store
 	kubernetes *rest.Config // nil: no authentication
 	config     func(*Config)
+	quiet      bool // keeps no log of what goes well
 }
 
 // logs collects what the server logs, at the most verbose level.
@@ -66,10 +67,14 @@ func start(t *testing.T, o options) *rig {
 		o.config(&config)
 	}
 	r := &rig{registry: prometheus.NewRegistry(), logs: &logs{}}
+	level := slog.LevelDebug
+	if o.quiet {
+		level = slog.LevelInfo
+	}
 	var err error
 	r.Server, err = New(config, Parts{
 		Store: o.store, Kubernetes: o.kubernetes, Metrics: r.registry,
-		Log: slog.New(slog.NewJSONHandler(r.logs, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		Log: slog.New(slog.NewJSONHandler(r.logs, &slog.HandlerOptions{Level: level})),
 	})
 	if err != nil {
 		t.Fatal(err)

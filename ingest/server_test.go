@@ -47,7 +47,7 @@ func TestAClientThatLeavesDoesNotBreakOffTheCommit(t *testing.T) {
 	entered, release := make(chan struct{}), make(chan struct{})
 	d := &double{
 		matching: func() (store.Matching, error) {
-			return store.Matching{Endpoints: []store.MatchedEndpoint{{Target: store.Target{LaneID: 7}, Name: "e", EventTypes: []string{"*"}}}}, nil
+			return store.Matching{Version: 1, Endpoints: []store.MatchedEndpoint{{Target: store.Target{LaneID: 7}, Name: "e", EventTypes: []string{"*"}}}}, nil
 		},
 		accepts: func([]store.NewEvent) ([]store.Acceptance, error) {
 			close(entered)
