@@ -105,6 +105,10 @@ test-e2e: go $(CACHE)/bin/e2e ## The chart on a cluster of its own, scenario by 
 bench: go $(CACHE)/bin/bench ## The benchmarks, half an hour alone on this machine (Linux); ARGS='-scale small': that they run, in 3 minutes
 	@cd bench && exec "$(CACHE)/bin/bench" $(ARGS)
 
+.PHONY: accept-load
+accept-load: go stack ## 1,000 producers for a minute while Postgres is restarted twice, and what shared commits are worth: 5 minutes
+	@"$(STACK)" -- go test -count=1 -timeout=20m -v -run 'RestartedTwice|SeveralTimes' $(ARGS) ./ingest -load=1m
+
 .PHONY: bench-report
 bench-report: go ## docs/performance.md and its charts, from bench/results/latest.json
 	@cd bench && go run . report
