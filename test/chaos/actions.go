@@ -80,6 +80,7 @@ func (w *world) disturbWire(ctx context.Context, a Action) error {
 			wire.cut()
 		}
 	default:
+		f.Held = true
 		for _, wire := range wires {
 			wire.hush(a.Do == swallowAll || a.Do == swallowOne)
 		}

@@ -140,7 +140,7 @@ func (w *world) verdict(ctx context.Context) ([]string, error) {
 
 // checks are the options of the check that follow from the scenario.
 func (w *world) checks() check.Options {
-	o := check.Options{Timeout: timeoutLimit, Recording: 4 * time.Second, Lag: 500 * time.Millisecond, Circuits: map[string]check.Circuit{}}
+	o := check.Options{Timeout: timeoutLimit, Recording: 4 * time.Second, Lag: time.Second, Circuits: map[string]check.Circuit{}}
 	for _, e := range w.scenario.Endpoints {
 		o.Timeout = min(o.Timeout, e.timeout())
 		if e.Threshold > 0 {

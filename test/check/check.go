@@ -23,8 +23,8 @@ type Options struct {
 	Recovery time.Duration
 	// Circuits are the circuit breakers of endpoints. Their requests are judged while nothing is disrupted or changed.
 	Circuits map[string]Circuit
-	// Lag is how much later than usual a request may come after it was allowed, on a machine that is busy. Zero: 250 ms.
-	// Where a disruption may have held it up, it is the 15 seconds that a sender waits for its database at most.
+	// Lag is how much later than usual a request may come after it was allowed, on a machine that is busy. Zero: 250 ms. A
+	// disruption that held things up adds its length.
 	Lag time.Duration
 }
 
@@ -37,7 +37,6 @@ type Circuit struct {
 const (
 	defaultRecording = 2 * time.Second
 	defaultLag       = 250 * time.Millisecond
-	disruptedLag     = 15 * time.Second
 )
 
 // Check compares what was acknowledged with what arrived. It is a function of the journals alone.

@@ -68,8 +68,10 @@ type Fact struct {
 	// Unheard says that the sender did not get this answer: it had gone away, or the connection is cut on purpose.
 	Unheard bool `json:"unheard,omitempty"`
 
-	// Until is the end of a disruption; zero: it was over at once.
+	// Until is the end of a disruption; zero: it was over at once. Held says that what the senders were told in that time may
+	// have reached them as late as that: so long may requests have come after they were allowed.
 	Until time.Time `json:"until,omitzero"`
+	Held  bool      `json:"held,omitempty"`
 
 	// What an endpoint is like: Concurrency is its maxConcurrency, Rate its requests a second, Burst what may come at once.
 	// Zero: no limit. Ordered and Paused are its ordering and state.

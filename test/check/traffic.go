@@ -66,6 +66,17 @@ func (c *checker) disrupted(from, until time.Time) bool {
 	return slices.ContainsFunc(c.disruptions, func(d Fact) bool { return !d.At.After(until) && !d.Until.Before(from) })
 }
 
+// lag is how much later than it was allowed a request may have come, or another one within the second before it.
+func (c *checker) lag(at time.Time) time.Duration {
+	lag := c.options.Lag
+	for _, d := range c.disruptions {
+		if d.Held && !d.At.After(at) && !d.Until.Before(at.Add(-time.Second-c.options.Lag)) {
+			lag = max(lag, d.Until.Sub(d.At)+c.options.Lag)
+		}
+	}
+	return lag
+}
+
 // inForce returns what an endpoint may have been like at some moment of a time. A change holds from when it was asked for
 // at the earliest, until the next one was seen in the status at the latest.
 func (c *checker) inForce(endpoint string, from, until time.Time) []Fact {
@@ -82,10 +93,7 @@ func (c *checker) inForce(endpoint string, from, until time.Time) []Fact {
 
 // withinLimits judges a request by what its endpoint was like when it was claimed.
 func (c *checker) withinLimits(t *traffic, f Fact) {
-	lag := c.options.Lag
-	if c.disrupted(f.At.Add(-time.Second-disruptedLag), f.At) {
-		lag = disruptedLag
-	}
+	lag := c.lag(f.At)
 	// Those that are open now may have been claimed a whole timeout ago.
 	longest := c.options.Timeout + lag
 	most, limited := 0, true
@@ -104,7 +112,7 @@ func (c *checker) withinLimits(t *traffic, f Fact) {
 		c.violate(Hurried, "%s has %d requests in the second until %s, over the %.0f allowed", f.Endpoint, len(t.recent), f.At.Format(clock), allowed)
 	}
 
-	now := c.inForce(f.Endpoint, f.At.Add(-lag-c.options.Recording), f.At)
+	now := c.inForce(f.Endpoint, f.At.Add(-lag), f.At)
 	if len(now) == 0 {
 		return
 	}

@@ -71,15 +71,18 @@ func TestEachLimitIsHeldAgainstWhatArrives(t *testing.T) {
 		"five in a second are not": {
 			story: newStory().changed(rate, 0).rush(5).later(2 * second).rush(5),
 		},
-		"a disruption may have held requests up": {
-			story: newStory().changed(rate, 0).tell(Fact{Kind: Disrupted}).rush(6),
+		"a silence may have held requests up": {
+			story: newStory().changed(rate, 0).tell(Fact{Kind: Disrupted, Held: true}).change(func(f *Fact) { f.Until = f.At.Add(second) }).later(second).rush(6),
+		},
+		"a kill holds up nothing": {
+			story: newStory().changed(rate, 0).tell(Fact{Kind: Disrupted}).rush(6), want: map[Violation]int{Hurried: 1},
 		},
 		"what arrives while an endpoint is paused is found": {
 			story: newStory().changed(Fact{Endpoint: "x"}, 0).changed(Fact{Endpoint: "x", Paused: true}, second).post("a", "", 0, "x").later(10*second).deliver("a", "x"),
 			want:  map[Violation]int{Unpaused: 1},
 		},
 		"what was sent just before may arrive": {
-			story: newStory().changed(Fact{Endpoint: "x"}, 0).post("a", "", 0, "x").changed(Fact{Endpoint: "x", Paused: true}, second).deliver("a", "x"),
+			story: newStory().changed(Fact{Endpoint: "x"}, 0).post("a", "", 0, "x").changed(Fact{Endpoint: "x", Paused: true}, second).soon(100*ms).deliver("a", "x"),
 		},
 		"an old URL is stale": {
 			story: newStory().changed(Fact{Endpoint: "x", Revision: 1}, 0).changed(Fact{Endpoint: "x", Revision: 2}, second).later(10*second).
