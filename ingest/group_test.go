@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
 	"github.com/prometheus/client_golang/prometheus/testutil"
@@ -205,5 +207,60 @@ func (n *tenant) multiply(t *testing.T, endpoints int) {
 		if _, err := n.pool.Exec(t.Context(), statement); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// The database stands still, and what may wait waits: the next is refused at once and not after a time.
+func TestWhatFindsNoPlaceIsA503AtOnce(t *testing.T) {
+	t.Parallel()
+	n := newTenant(t, "billing")
+	s, _ := openStore(t, n.pool.Config().ConnString(), 2)
+	r := start(t, options{store: s, config: func(c *Config) {
+		c.DatabaseTimeout = 30 * time.Second
+		c.groupEvents, c.MaxWaitingEvents = 1, 3
+	}})
+	r.do(t, request{path: n.path(), body: simple}).accepted(t)
+	holder, err := n.pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := holder.Exec(t.Context(), `LOCK TABLE postrider.event`); err != nil {
+		t.Fatal(err)
+	}
+	var all sync.WaitGroup
+	for i := range committers + 3 {
+		all.Go(func() {
+			if a, err := r.try(t.Context(), request{path: n.path(), body: simple}); err != nil || a.status != http.StatusAccepted {
+				t.Errorf("one with a place: %d, %v", a.status, err)
+			}
+		})
+		eventually(t, "in its place", func() bool {
+			return testutil.ToFloat64(r.metrics.inFlight) == float64(i+1) && testutil.ToFloat64(r.metrics.waitingEvents) == float64(max(0, i+1-committers))
+		})
+	}
+	began := time.Now()
+	a := r.do(t, request{path: n.path(), body: simple}).want(t, http.StatusServiceUnavailable)
+	if a.header.Get("Retry-After") == "" || time.Since(began) > 10*time.Second {
+		t.Errorf("Retry-After %q after %v", a.header.Get("Retry-After"), time.Since(began))
+	}
+	if err := holder.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	all.Wait()
+}
+
+func TestOtherNamespacesThanTheWatchedAreRefused(t *testing.T) {
+	t.Parallel()
+	n := newTenant(t, "billing")
+	other := newTenantIn(t, n.store, n.pool, "shipping", uuid.NewString())
+	r := start(t, options{store: n.store, config: func(c *Config) { c.WatchNamespaces = []string{"billing", "shop"} }})
+	id := r.do(t, request{path: n.path(), body: simple}).accepted(t).ID
+	r.do(t, request{path: other.path(), body: simple}).want(t, http.StatusForbidden)
+	r.do(t, request{path: "/api/v1/events/" + id + "?namespace=shipping"}).want(t, http.StatusForbidden)
+	r.do(t, request{path: "/api/v1/events/" + id + "?namespace=billing"}).want(t, http.StatusOK)
+	config := DefaultConfig()
+	config.WatchNamespaces = []string{"billing", "Shop"}
+	if err := config.Validate(); err == nil || !strings.Contains(err.Error(), `watch-namespaces has "Shop"`) {
+		t.Errorf("a name that is none: %v", err)
 	}
 }
