@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -75,6 +77,15 @@ func (o Options) pooled(a Access) (*pgxpool.Config, error) {
 		return nil, &accessError{fmt.Errorf("database DSN: %w", withoutDSN(err))}
 	}
 	o.tune(config.ConnConfig)
+	if a.DirectDSN == "" {
+		plan(config.ConnConfig)
+		return config, nil
+	}
+	// There is a pooler in between: it would refuse parameters that it does not follow, see FitRole. A statement that was
+	// prepared on one connection is not there on the next, unless the pooler sees to it and the DSN says so.
+	if !strings.Contains(a.DSN, "default_query_exec_mode") {
+		config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeCacheDescribe
+	}
 	return config, nil
 }
 
@@ -92,6 +103,7 @@ func (o Options) direct(a Access) (*pgx.ConnConfig, error) {
 		return nil, &accessError{fmt.Errorf("direct database DSN: %w", withoutDSN(err))}
 	}
 	o.tune(config)
+	plan(config)
 	return config, nil
 }
 
@@ -137,17 +149,26 @@ func (o Options) tune(c *pgx.ConnConfig) {
 			return before(conn, err)
 		}
 	}
-	p := c.RuntimeParams
-	p["application_name"] = cmp.Or(o.Application, "postrider")
-	p["timezone"] = "UTC"
+	c.RuntimeParams["application_name"] = cmp.Or(o.Application, "postrider")
+	c.RuntimeParams["timezone"] = "UTC"
+}
+
+// roleSettings are what every session needs, wherever it is set.
+var roleSettings = map[string]string{
 	// The queue's tables are planned while empty and run while full, or full of dead rows: their statistics are never
 	// to be trusted, and a plan made for an empty table scans a full one.
-	p["enable_seqscan"] = "off"
-	p["enable_bitmapscan"] = "off"
-	p["plan_cache_mode"] = "force_generic_plan"
-	p["jit"] = "off"
+	"enable_seqscan":    "off",
+	"enable_bitmapscan": "off",
+	"plan_cache_mode":   "force_generic_plan",
+	"jit":               "off",
 	// Whoever vanished from the network must not keep its locks.
-	p["idle_in_transaction_session_timeout"] = "10s"
+	"idle_in_transaction_session_timeout": "10s",
+}
+
+// plan sets it for one connection to Postgres itself.
+func plan(c *pgx.ConnConfig) {
+	p := c.RuntimeParams
+	maps.Copy(p, roleSettings)
 	p["tcp_keepalives_idle"] = "15"
 	p["tcp_keepalives_interval"] = "5"
 	p["tcp_keepalives_count"] = "3"

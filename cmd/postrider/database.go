@@ -80,12 +80,6 @@ func (d *database) access() (store.Access, error) {
 	return a, nil
 }
 
-// pooled is the connection string that the parts use.
-func (d *database) pooled() (string, error) {
-	a, err := d.access()
-	return a.DSN, err
-}
-
 // direct is the connection string past a pooler.
 func (d *database) direct() (string, error) {
 	a, err := d.access()
@@ -128,9 +122,26 @@ func (d *database) open(ctx context.Context, log *slog.Logger, schema *schemaWat
 	if err := schema.wait(ctx, log, d); err != nil {
 		return nil, err
 	}
-	return store.Open(ctx, store.Options{
+	s, err := store.Open(ctx, store.Options{
 		Reread: d.access, Refused: refusals(log), MaxConns: d.maxConns, Application: "postrider-" + part,
 	})
+	if err != nil {
+		return nil, err
+	}
+	d.fit(ctx, log, s)
+	return s, nil
+}
+
+// fit prepares the role for sessions that a pooler keeps. Without it everything is slow, and works: no reason not to start.
+func (d *database) fit(ctx context.Context, log *slog.Logger, s *store.Store) {
+	ctx, cancel := context.WithTimeout(ctx, startPatience)
+	defer cancel()
+	switch stale, err := s.FitRole(ctx); {
+	case err != nil:
+		log.Warn("the settings of the database's role could not be made; claims may be slow: see docs/operations.md", "reason", err.Error())
+	case stale:
+		log.Warn("the connection pooler still has sessions without the role's new settings; let it close them (RECONNECT), or claims may be slow")
+	}
 }
 
 // refusals says why the database lets nobody in: once a minute, since every new connection asks.
@@ -154,23 +165,11 @@ func (d *database) owned(ctx context.Context, log *slog.Logger, schema *schemaWa
 	if err != nil {
 		return nil, err
 	}
-	for {
-		err := own(ctx, s, in)
-		if err == nil {
-			return s, nil
-		}
-		if !store.IsUnavailable(err) {
-			s.Close()
-			return nil, err
-		}
-		log.Warn("waiting for the database", "reason", err.Error())
-		select {
-		case <-ctx.Done():
-			s.Close()
-			return nil, ctx.Err()
-		case <-time.After(time.Second):
-		}
+	if err := insist(ctx, log, store.IsUnavailable, func(ctx context.Context) error { return own(ctx, s, in) }); err != nil {
+		s.Close()
+		return nil, err
 	}
+	return s, nil
 }
 
 // own asks once. It has a deadline: a connection that leads nowhere must not hang the start.

@@ -55,7 +55,7 @@ func (w *schemaWatch) saw(s migrations.Schema, err error) {
 // wait returns once this binary may run on the database's schema, and says what it waits for when that changes.
 func (w *schemaWatch) wait(ctx context.Context, log *slog.Logger, d *database) error {
 	said := ""
-	return migrations.Wait(ctx, d.pooled, time.Second, func(s migrations.Schema, err error) {
+	return migrations.Wait(ctx, d.direct, time.Second, func(s migrations.Schema, err error) {
 		w.saw(s, err)
 		if err != nil && err.Error() != said {
 			said = err.Error()
@@ -90,5 +90,5 @@ func (w *schemaWatch) follow(ctx context.Context, log *slog.Logger, d *database)
 func (w *schemaWatch) look(ctx context.Context, d *database) error {
 	ctx, cancel := context.WithTimeout(ctx, startPatience)
 	defer cancel()
-	return migrations.Wait(ctx, d.pooled, schemaEvery, w.saw)
+	return migrations.Wait(ctx, d.direct, schemaEvery, w.saw)
 }
