@@ -134,9 +134,9 @@ func (g *accepting) storeOrSplit(ctx context.Context, at []int) (again []int) {
 var errClock = errors.New("the database's clock was set")
 
 const (
-	// clockTolerance is how far the time of new ids may be off. A statement that was on its way for longer is repeated,
-	// with ids of the time at which it arrived.
-	clockTolerance = time.Second
+	// clockTolerance is how far the time of new ids may be off at the first try. After it the clock is known, and what is
+	// off is a statement that was long on its way: longTolerance.
+	clockTolerance, longTolerance = time.Second, time.Minute
 	// passingTries bounds how often what passes by itself is tried.
 	passingTries = 4
 )
@@ -144,13 +144,15 @@ const (
 // store settles the events at some indices in one transaction, or finds out that it was committed though its answer was
 // lost. The losers of keys whose holders are gone it returns.
 func (g *accepting) store(ctx context.Context, at []int) (again []int, err error) {
+	tolerance := clockTolerance
 	for range passingTries {
 		if err := g.name(ctx, at); err != nil {
 			return nil, err
 		}
 		first, cancel := firstHalf(ctx)
-		again, err = g.try(first, at, clockTolerance)
+		again, err = g.try(first, at, tolerance)
 		cancel()
+		tolerance = longTolerance
 		switch {
 		case answerLost(err):
 			return g.clearUp(ctx, at, err)
