@@ -34,7 +34,7 @@ test: check-generated lint test-go ## Everything that CI checks: generated files
 
 .PHONY: test-go
 test-go: go cc $(CACHE)/bin/gotest stack ## The tests alone
-	@echo "test: $(PKG) with the race detector (usually 1 to 5 minutes; more when nothing is compiled yet)"
+	@echo "test: $(PKG) with the race detector (usually 5 to 10 minutes, of which chaos takes 3; more when nothing is compiled yet)"
 	@set -e; GOTEST="$(CACHE)/bin/gotest"; \
 	"$(STACK)" -- "$$GOTEST" $(TEST_FLAGS) $(PKG); \
 	if [ "$(PKG)" = ./... ]; then for m in $(MODULES); do \
