@@ -2,6 +2,7 @@ package store
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"testing"
 	"time"
@@ -107,5 +108,7 @@ func TestEverythingWorksBehindATransactionPooler(t *testing.T) {
 		t.Error(err)
 	}
 	stop()
-	<-ended
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("listening ended with %v, want its context's end", err)
+	}
 }

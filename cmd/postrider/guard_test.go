@@ -44,7 +44,7 @@ func TestMetricsAreForThoseAloneWhomTheKubernetesAPIAllows(t *testing.T) {
 	}
 
 	address := serveGuarded(t, api)
-	https := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}} //nolint:gosec // its certificate is of its own making
+	https := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}} // its certificate is of its own making
 	t.Cleanup(https.CloseIdleConnections)
 	get := func(path, token string) int {
 		t.Helper()
