@@ -9,8 +9,9 @@ import (
 	"github.com/postrider/postrider/test/check"
 )
 
-// act does what is planned. Each actor does one thing after the other; what it finds no time for is left out.
-func (w *world) act(ctx context.Context, plan Plan, lasting time.Duration) error {
+// act does what is planned. Each actor does one thing after the other; what it finds no time for before the load ends is
+// left out, and what it began is brought to its end.
+func (w *world) act(ctx, loading context.Context, plan Plan) error {
 	actors := map[string][]Action{}
 	for _, a := range plan.Actions {
 		actors[a.Who] = append(actors[a.Who], a)
@@ -20,7 +21,7 @@ func (w *world) act(ctx context.Context, plan Plan, lasting time.Duration) error
 	for _, actions := range actors {
 		acting = append(acting, func(ctx context.Context) error {
 			for _, a := range actions {
-				if !sleep(ctx, time.Until(began.Add(a.At))) || time.Since(began) > lasting {
+				if !sleep(loading, time.Until(began.Add(a.At))) {
 					return nil
 				}
 				if err := w.do(ctx, a); err != nil {

@@ -83,9 +83,14 @@ func (w *world) play(ctx context.Context, plan Plan, o Options) ([]string, error
 	w.receiver.Play(plan.Script)
 	w.say("the load begins")
 	began := time.Now()
+	loading, over := context.WithCancel(ctx)
+	defer over()
 	if err := together(ctx,
-		load.Run,
-		func(ctx context.Context) error { return w.act(ctx, plan, o.Lasting) },
+		func(ctx context.Context) error {
+			defer over()
+			return load.Run(ctx)
+		},
+		func(ctx context.Context) error { return w.act(ctx, loading, plan) },
 		func(ctx context.Context) error {
 			if w.scenario.During == nil {
 				return nil

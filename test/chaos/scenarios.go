@@ -155,7 +155,7 @@ func ordering() Scenario {
 		Dispatchers: 4, Ingests: 2,
 		Load: Load{Workers: 64, Keys: 1000, Count: 100_000, Types: []string{"a.one"}},
 		Endpoints: []Endpoint{
-			{Name: "ordered", Types: []string{"*"}, Concurrency: 256, Ordered: true, Trouble: 0.5},
+			{Name: "ordered", Types: []string{"*"}, Concurrency: 256, Ordered: true, Timeout: timeoutLimit, Trouble: 0.5},
 		},
 		Faults: Faults{Dispatchers: 12 * time.Second, Ingest: 30 * time.Second},
 	}

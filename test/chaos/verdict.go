@@ -73,7 +73,7 @@ func (w *world) verdict(ctx context.Context) ([]string, error) {
 		return w.problems, err
 	}
 	defer func() { _ = db.Close(ctx) }()
-	if err := w.bury(ctx, db); err != nil {
+	if err := errors.Join(w.bury(ctx, db), w.giveUp(ctx, db)); err != nil {
 		return w.problems, err
 	}
 	record, err := check.Read(w.journal("posts"), w.journal("arrivals"), w.journal("disruptions"))
@@ -165,6 +165,19 @@ FROM postrider.dead_letter d JOIN postrider.endpoint e USING (endpoint_id)`)
 		}
 		return w.disruptions.Write(f)
 	})
+	return err
+}
+
+// giveUp notes the attempts that had no answer in the endpoint's whole timeout, by the record of who made them.
+func (w *world) giveUp(ctx context.Context, db *pgx.Conn) error {
+	rows, err := db.Query(ctx, `SELECT a.event_id::text, e.name, a.number, a.at
+FROM postrider.attempt a JOIN postrider.endpoint e USING (endpoint_id)
+WHERE a.reason = 'Timeout' AND a.duration_ms >= extract(epoch FROM e.timeout) * 1000`)
+	if err != nil {
+		return fmt.Errorf("look for attempts without an answer: %w", err)
+	}
+	f := check.Fact{Kind: check.GaveUp}
+	_, err = pgx.ForEachRow(rows, []any{&f.Event, &f.Endpoint, &f.Attempt, &f.At}, func() error { return w.disruptions.Write(f) })
 	return err
 }
 

@@ -47,7 +47,7 @@ func Check(record Record, o Options) Report {
 		report:  Report{Torn: record.Torn, Answers: map[string]int{}, Repeats: map[Cause]int{}, Violations: map[Violation]int{}, Endpoints: map[string]Figures{}},
 		posts:   map[string]*post{}, events: map[string]*post{}, deliveries: map[delivery]*course{},
 		calls: map[string]*call{}, sequences: map[sequence]*progress{}, traffic: map[string]*traffic{}, dead: map[delivery]bool{},
-		changes: map[string][]Fact{},
+		changes: map[string][]Fact{}, gaveUp: map[attempt]bool{},
 	}
 	// What is needed before its turn: a post counts as accepted when its event arrives, though the producer heard of it later;
 	// whether an answer was heard is known when the next request for the same delivery comes.
@@ -65,7 +65,7 @@ func Check(record Record, o Options) Report {
 			c.answered(f)
 		case Failed:
 			c.failed(f)
-		case Sending, Accepted, Unknown, Refused, Disrupted, Died, Changed:
+		case Sending, Accepted, Unknown, Refused, Disrupted, Died, Changed, GaveUp:
 		}
 	}
 	c.finish()
@@ -83,6 +83,7 @@ type checker struct {
 	disruptions []Fact
 	changes     map[string][]Fact // by endpoint, as they were made
 	dead        map[delivery]bool
+	gaveUp      map[attempt]bool
 	about       string // the event that is looked at
 	sequences   map[sequence]*progress
 	traffic     map[string]*traffic // by endpoint
@@ -101,6 +102,11 @@ type post struct {
 
 type delivery struct{ event, endpoint string }
 
+type attempt struct {
+	delivery
+	number int
+}
+
 // course is what happened to one delivery at the receiver.
 type course struct {
 	calls []*call
@@ -109,6 +115,7 @@ type course struct {
 
 type call struct {
 	name     string
+	attempt  attempt
 	arrived  time.Time
 	answer   *Fact // nil: none was given
 	answered bool  // by now
@@ -154,10 +161,12 @@ func (c *checker) foresee(f Fact) {
 		c.disruptions = append(c.disruptions, f)
 	case Changed:
 		c.changes[f.Endpoint] = append(c.changes[f.Endpoint], f)
+	case GaveUp:
+		c.gaveUp[attempt{delivery{f.Event, f.Endpoint}, f.Attempt}] = true
 	case Died:
 		c.dead[delivery{f.Event, f.Endpoint}] = true
 	case Arrived:
-		c.calls[f.Call] = &call{name: f.Call, arrived: f.At}
+		c.calls[f.Call] = &call{name: f.Call, attempt: attempt{delivery{f.Event, f.Endpoint}, f.Attempt}, arrived: f.At}
 	case Answered:
 		if call := c.calls[f.Call]; call != nil {
 			call.answer = &f
@@ -257,6 +266,9 @@ func (c *checker) repeated(d *course, f Fact) {
 
 // cause says why a request came although the earlier one had succeeded, or was still open.
 func (c *checker) cause(earlier *call, f Fact) (Cause, string) {
+	if c.gaveUp[earlier.attempt] {
+		return TimedOut, "the sender had no answer in time"
+	}
 	if !earlier.answered {
 		// The sender's clock starts a little before ours.
 		long := c.options.Timeout > 0 && f.At.Sub(earlier.arrived) >= c.options.Timeout*9/10

@@ -28,6 +28,9 @@ const (
 	// Changed: at At an endpoint was asked to be as the fact says; at Until its status said that it is. Until zero: it was so
 	// before anything was posted.
 	Changed Kind = "changed"
+	// GaveUp: the sender's own record says that it had no answer to this attempt in the endpoint's whole timeout. The
+	// receiver cannot know how long a request waited before it was read.
+	GaveUp Kind = "gave-up"
 )
 
 // Fact is a line of a journal. Which fields it has depends on its kind.

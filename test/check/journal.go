@@ -133,7 +133,7 @@ func (r *Record) add(from io.Reader) error {
 			case !whole || json.Unmarshal(line, &f) != nil:
 				r.Torn++
 			default:
-				if f.At.Before(last) && f.Kind != Disrupted && f.Kind != Died && f.Kind != Changed { // which tell of the past
+				if f.At.Before(last) && f.Kind != Disrupted && f.Kind != Died && f.Kind != Changed && f.Kind != GaveUp { // which tell of the past
 					f.At = last
 				}
 				last = f.At

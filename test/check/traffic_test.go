@@ -144,6 +144,14 @@ func TestARepeatIsListedWithItsCauseAndAnOffenderByItsEvent(t *testing.T) {
 	if len(report.Repeated) != 2 || !strings.Contains(report.Repeated[0], "e-a") || !strings.Contains(report.Repeated[0], "kill -9 of somebody") {
 		t.Errorf("repeated: got %q", report.Repeated)
 	}
+	s.tell(Fact{Kind: GaveUp, Event: "e-b", Endpoint: "x", Attempt: 1})
+	if again := Check(Record{Facts: s.facts}, Options{}); !again.OK() || again.Repeats[TimedOut] != 1 {
+		t.Errorf("a sender that gave up: got %v, repeats %v", again.Violations, again.Repeats)
+	}
+	s.change(func(f *Fact) { f.Attempt = 2 })
+	if again := Check(Record{Facts: s.facts}, Options{}); again.OK() {
+		t.Error("that another attempt was given up explains a repeat")
+	}
 	if len(report.Offenders) != 1 || report.Offenders[0] != "e-b" {
 		t.Errorf("offenders: got %q, want e-b", report.Offenders)
 	}
