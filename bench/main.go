@@ -107,22 +107,26 @@ func execute(ctx context.Context, o options, progress io.Writer) (figures report
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, s.close()) }()
+	before, err := s.load()
+	if err != nil {
+		return nil, err
+	}
 	r := &run{stage: s, plan: p}
 	err = r.all(ctx, chosen)
 	if len(r.rounds) == 0 {
 		return nil, err
 	}
 	p.rounds = len(r.rounds)
-	return report.NewFigures(r.rounds, r.totals, s.facts(p)), err
+	return report.NewFigures(r.rounds, r.totals, s.facts(p, before)), err
 }
 
 // facts are what the figures depend on, without a name of any machine.
-func (s *stage) facts(p plan) map[string]any {
+func (s *stage) facts(p plan, before load) map[string]any {
 	return map[string]any{
 		"scale": p.scale, "rounds": p.rounds, "cores": cores(), "memory_gib": machineMemory(), "postgres_version": s.version, "go_version": goVersion(),
 		"river_version": moduleVersion("github.com/riverqueue/river"), "deliveries_drained": p.drain, "deliveries_pending": p.pending,
 		"attempts_history": p.history, "deliveries_due_dead": p.due, "snapshot_held_s": p.held.Seconds(),
-		"memory_endpoints": p.endpoints, "memory_in_flight": p.inFlight,
+		"memory_endpoints": p.endpoints, "memory_in_flight": p.inFlight, "cpu_percent_others": s.othersPercent(before),
 	}
 }
 

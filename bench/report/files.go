@@ -16,6 +16,9 @@ type row struct{ Measure, Unit, Value, Least, Most string }
 // verdict is a row of the table of goals.
 type verdict struct{ Measure, Required, Value, Least, Most, Met string }
 
+// quiet is how much of the CPU others may use, in percent, before the page says that they disturbed the run.
+const quiet = 5
+
 // Files returns the documentation of some figures: contents by path below docs.
 func Files(f Figures) (map[string][]byte, error) {
 	t, err := template.New("performance").Parse(page)
@@ -23,8 +26,9 @@ func Files(f Figures) (map[string][]byte, error) {
 		return nil, fmt.Errorf("parse the page: %w", err)
 	}
 	var text bytes.Buffer
+	others, _ := f.number("cpu_percent_others")
 	if err := t.Execute(&text, map[string]any{
-		"Facts": f, "Goals": f.verdicts(), "Baselines": f.table(baselines), "Rates": f.table(rates), "Latencies": f.table(latencies), "Costs": f.table(costs),
+		"Facts": f, "Disturbed": others > quiet, "Goals": f.verdicts(), "Baselines": f.table(baselines), "Rates": f.table(rates), "Latencies": f.table(latencies), "Costs": f.table(costs),
 		"Count": func(key string) string { v, _ := f.number(key); return short(v) },
 	}); err != nil {
 		return nil, fmt.Errorf("write the page: %w", err)

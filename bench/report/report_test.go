@@ -104,6 +104,32 @@ func TestThePageSaysWhichGoalIsMissed(t *testing.T) {
 	}
 }
 
+func TestThePageSaysWhenARunWasShortOrDisturbed(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		key   string
+		value any
+		says  string
+	}{
+		"short":     {"scale", "small", "too short to rely on"},
+		"disturbed": {"cpu_percent_others", 40.0, "Other programs used 40 %"},
+	} {
+		for _, given := range []bool{false, true} {
+			f := sample()
+			if given {
+				f[tc.key] = tc.value
+			}
+			files, err := Files(f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := strings.Contains(string(files["performance.md"]), tc.says); got != given {
+				t.Errorf("%s: it says so: %v, want %v", name, got, given)
+			}
+		}
+	}
+}
+
 func TestEveryGoalHasALabelForTheChart(t *testing.T) {
 	t.Parallel()
 	for _, g := range goals {
