@@ -287,7 +287,8 @@ func (c *checker) cause(earlier *call, f Fact) (Cause, string) {
 		}
 	}
 	for _, d := range c.disruptions {
-		if !d.At.After(end) && !d.Until.Before(earlier.arrived) {
+		// A request may wait to be read for as long as its sender waits for the answer, and longer than its sender lives.
+		if !d.At.After(end) && !d.Until.Before(earlier.arrived.Add(-c.options.Timeout)) {
 			return Disruption, d.Problem
 		}
 	}

@@ -152,6 +152,13 @@ func TestARepeatIsListedWithItsCauseAndAnOffenderByItsEvent(t *testing.T) {
 	if again := Check(Record{Facts: s.facts}, Options{}); again.OK() {
 		t.Error("that another attempt was given up explains a repeat")
 	}
+	late := newStory().post("a", "", 0, "x").tell(Fact{Kind: Disrupted}).arrive("a", "x").soon(0).answer(204).later(time.Minute).deliver("a", "x")
+	if early := Check(Record{Facts: late.facts}, Options{Timeout: 500 * time.Millisecond}); early.OK() {
+		t.Error("a kill more than a timeout before a request was read explains that it came again")
+	}
+	if unread := Check(Record{Facts: late.facts}, Options{Timeout: 3 * time.Second}); unread.Repeats[Disruption] != 1 {
+		t.Errorf("a kill while a request waited to be read: got %v", unread.Violations)
+	}
 	if len(report.Offenders) != 1 || report.Offenders[0] != "e-b" {
 		t.Errorf("offenders: got %q, want e-b", report.Offenders)
 	}
