@@ -293,7 +293,9 @@ func TestACompletionLetsGoOfWhatIsNoLongerItsOwn(t *testing.T) {
 	other, claimer := f.session(), f.session()
 	other.exec(`SELECT FROM postrider.delivery WHERE id = $1 FOR UPDATE`, claims[0].DeliveryID)
 	late := f.as("late")
-	completing := begin(t, func(ctx context.Context) ([]Recorded, error) { return late.Complete(ctx, results(Delivered, claims...)) })
+	completing := begin(t, func(ctx context.Context) ([]Recorded, error) {
+		return late.Complete(ctx, results(Delivered, claims...))
+	})
 	if !f.blocked("late", completing.done) {
 		t.Fatal("the completion does not wait for the row")
 	}
