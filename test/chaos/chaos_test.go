@@ -52,6 +52,10 @@ func TestOrderHoldsForEachKey(t *testing.T) {
 	play(t, s, fixedSeed, 6*time.Second)
 }
 
+func TestNothingIsRepeatedWhenProcessesAreToldToStop(t *testing.T) {
+	play(t, rolling(), fixedSeed, 6*time.Second)
+}
+
 func TestAllGoesOnWithoutTheKubernetesAPI(t *testing.T) {
 	play(t, alone(), fixedSeed, 10*time.Second)
 }

@@ -79,6 +79,8 @@ type Faults struct {
 	Dispatchers, Ingest, Controller time.Duration
 	// Postgres is stopped or crashes, the Wire to it is cut or silenced, the Kubernetes API is stopped.
 	Postgres, Wire, Kubernetes time.Duration
+	// Gently: processes are only told to stop, never killed.
+	Gently bool
 	// Specs: that one endpoint that may change is changed.
 	Specs time.Duration
 }
@@ -144,6 +146,9 @@ func (p *planner) either(of ...deed) deed { return of[p.IntN(len(of))] }
 // end of a process, which is started again some time later.
 func (p *planner) end(who string) func() Action {
 	return func() Action {
+		if p.scenario.Faults.Gently {
+			return Action{Who: who, Do: stop, For: p.between(0, time.Second)}
+		}
 		return Action{Who: who, Do: p.either(kill, kill, stop), For: p.between(0, 3*time.Second)}
 	}
 }

@@ -130,7 +130,7 @@ func everything() Scenario {
 
 // Scenarios are all there are.
 func Scenarios() []Scenario {
-	return []Scenario{everything(), rate(), concurrency(), circuitScenario(), ordering(), alone()}
+	return []Scenario{everything(), rate(), concurrency(), circuitScenario(), ordering(), rolling(), alone()}
 }
 
 // Names of all scenarios.

@@ -161,6 +161,20 @@ func ordering() Scenario {
 	}
 }
 
+// rolling stops processes as an upgrade does, so that nothing explains a repeat but the receiver.
+func rolling() Scenario {
+	return Scenario{
+		Name: "rolling", Title: "dispatchers and ingest are told to stop under load: nothing is repeated",
+		Dispatchers: 4, Ingests: 2,
+		Load: Load{Workers: 32, Keys: 500, Types: []string{"a.one"}},
+		Endpoints: []Endpoint{
+			{Name: "ordered", Types: []string{"*"}, Concurrency: 64, Ordered: true, Timeout: timeoutLimit, Slow: 30 * time.Millisecond},
+			{Name: "plain", Types: []string{"*"}, Concurrency: 64, Timeout: timeoutLimit, Slow: 30 * time.Millisecond},
+		},
+		Faults: Faults{Dispatchers: 6 * time.Second, Ingest: 10 * time.Second, Gently: true},
+	}
+}
+
 // alone is an installation that loses the Kubernetes API before the first event, and never gets it back.
 func alone() Scenario {
 	return Scenario{
