@@ -8,6 +8,7 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/postrider/postrider/test/check"
 	"github.com/postrider/postrider/test/localstack"
@@ -81,14 +82,10 @@ const (
 func scaleDispatchers(ctx context.Context, w *world) error {
 	const dispatcher = release + "-dispatcher"
 	scale := func(ctx context.Context, replicas int32) error {
-		deployments := w.client.AppsV1().Deployments(system)
-		now, err := deployments.GetScale(ctx, dispatcher, metav1.GetOptions{})
-		if err != nil {
-			return err
-		}
-		now.Spec.Replicas = replicas
-		if _, err := deployments.UpdateScale(ctx, dispatcher, now, metav1.UpdateOptions{}); err != nil {
-			return err
+		// A patch, as the Deployment's own controller writes to it at the same time.
+		patch := fmt.Appendf(nil, `{"spec": {"replicas": %d}}`, replicas)
+		if _, err := w.client.AppsV1().Deployments(system).Patch(ctx, dispatcher, types.MergePatchType, patch, metav1.PatchOptions{}, "scale"); err != nil {
+			return fmt.Errorf("scale to %d: %w", replicas, err)
 		}
 		return w.cluster.AwaitDeployments(ctx, patience, system, dispatcher)
 	}
