@@ -47,7 +47,7 @@ func (r *run) onStack(ctx context.Context, t template, kind string, types func(i
 	if err := f(s); err != nil {
 		return err
 	}
-	if err := r.arrived(ctx, s.dispatcher.child, ours, kind, int(s.producer.accepted.Load())*copies); err != nil {
+	if err := r.arrived(ctx, s.db, s.dispatcher.child, ours, kind, int(s.producer.accepted.Load())*copies); err != nil {
 		return err
 	}
 	stats, err := r.sink.Stats(ctx, kind)
@@ -85,7 +85,7 @@ func (r *run) closed(ctx context.Context, s *stack, copies int, key string) erro
 		return err
 	}
 	n := int(s.producer.accepted.Load()) * copies
-	if err := r.arrived(ctx, s.dispatcher.child, ours, sink.OK, n); err != nil {
+	if err := r.arrived(ctx, s.db, s.dispatcher.child, ours, sink.OK, n); err != nil {
 		return err
 	}
 	used, err := m.read(ctx)
@@ -106,7 +106,7 @@ func (r *run) timed(ctx context.Context, s *stack, perSecond float64, d time.Dur
 	if err := s.producer.fixedRate(ctx, perSecond, d); err != nil {
 		return err
 	}
-	if err := r.arrived(ctx, s.dispatcher.child, ours, sink.OK, int(s.producer.accepted.Load())); err != nil {
+	if err := r.arrived(ctx, s.db, s.dispatcher.child, ours, sink.OK, int(s.producer.accepted.Load())); err != nil {
 		return err
 	}
 	l, err := r.sink.Latency(ctx, sink.OK)
@@ -138,7 +138,7 @@ func (r *run) warm(ctx context.Context, s *stack, perSecond float64) error {
 	if err := s.producer.fixedRate(ctx, perSecond, r.plan.warm); err != nil {
 		return err
 	}
-	if err := r.arrived(ctx, s.dispatcher.child, ours, sink.OK, int(s.producer.accepted.Load())); err != nil {
+	if err := r.arrived(ctx, s.db, s.dispatcher.child, ours, sink.OK, int(s.producer.accepted.Load())); err != nil {
 		return err
 	}
 	return r.sink.ForgetLatencies(ctx)

@@ -137,7 +137,7 @@ func heldSnapshot(ctx context.Context, r *run) error {
 		if err = errors.Join(err, <-fed); err != nil {
 			return err
 		}
-		if err := r.arrived(ctx, p.child, ours, sink.OK, int(a.next.Load())); err != nil {
+		if err := r.arrived(ctx, db, p.child, ours, sink.OK, int(a.next.Load())); err != nil {
 			return err
 		}
 		stats, err := r.sink.Stats(ctx, sink.OK)

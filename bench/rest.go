@@ -54,7 +54,7 @@ func memoryInFlight(ctx context.Context, r *run) error {
 			return err
 		}
 		defer p.stop()
-		if err := r.arrived(ctx, p.child, ours, sink.Hold, r.plan.endpoints); err != nil {
+		if err := r.arrived(ctx, db, p.child, ours, sink.Hold, r.plan.endpoints); err != nil {
 			return err
 		}
 		if err := r.sink.Hold(ctx); err != nil {
@@ -83,6 +83,6 @@ func memoryInFlight(ctx context.Context, r *run) error {
 		if err := r.sink.Release(ctx); err != nil {
 			return err
 		}
-		return r.arrived(ctx, p.child, ours, sink.Hold, r.plan.endpoints+r.plan.inFlight)
+		return r.arrived(ctx, db, p.child, ours, sink.Hold, r.plan.endpoints+r.plan.inFlight)
 	})
 }

@@ -158,7 +158,7 @@ func drainRiver(config riverConfig, key string, count func(plan) int) func(conte
 		}
 		defer c.stop()
 		m.watchAll(c)
-		if err := r.arrived(ctx, c, opponent, sink.OK, n); err != nil {
+		if err := r.arrived(ctx, db, c, opponent, sink.OK, n); err != nil {
 			return err
 		}
 		const unfinished = `SELECT EXISTS (SELECT FROM river_job WHERE state <> 'completed')`
