@@ -9,6 +9,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"fmt"
 	"io"
 	"log/slog"
 	"math/big"
@@ -19,6 +20,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -146,13 +148,24 @@ func reset(conn net.Conn) {
 // closedPort is one that nobody listens on.
 func closedPort(t testing.TB) string {
 	t.Helper()
-	var config net.ListenConfig
-	listener, err := config.Listen(t.Context(), "tcp", "127.0.0.1:0")
+	// Bound and not listening: refused, and nobody else's until the test ends.
+	socket, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = listener.Close() }()
-	return listener.Addr().String()
+	t.Cleanup(func() { _ = syscall.Close(socket) })
+	if err := syscall.Bind(socket, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
+		t.Fatal(err)
+	}
+	name, err := syscall.Getsockname(socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	address, ok := name.(*syscall.SockaddrInet4)
+	if !ok {
+		t.Fatalf("bound to %v", name)
+	}
+	return fmt.Sprintf("127.0.0.1:%d", address.Port)
 }
 
 // authority signs certificates that the tests trust.
@@ -254,6 +267,11 @@ func speakHTTP2(answer func(f *http2.Framer, stream uint32)) func(net.Conn) {
 			}
 			if data, ok := frame.(*http2.DataFrame); ok && data.StreamEnded() {
 				answer(f, data.StreamID)
+				// Closing over what is unread, such as the acknowledgement of our settings, would reset the connection.
+				if secure, ok := conn.(*tls.Conn); ok && secure.CloseWrite() == nil {
+					_ = conn.SetReadDeadline(time.Now().Add(5 * time.Second))
+					_, _ = io.Copy(io.Discard, conn)
+				}
 				return
 			}
 		}
