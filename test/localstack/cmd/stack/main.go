@@ -17,6 +17,9 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/go-logr/logr"
+	"sigs.k8s.io/controller-runtime/pkg/log"
+
 	"github.com/postrider/postrider/test/localstack"
 )
 
@@ -24,7 +27,8 @@ import (
 const grace = 20 * time.Second
 
 func main() {
-	runtime.LockOSThread() // the command ends with the thread that starts it, see Pdeathsig below
+	log.SetLogger(logr.Discard()) // what controller-runtime's client has to say
+	runtime.LockOSThread()        // the command ends with the thread that starts it, see Pdeathsig below
 	flag.Usage = func() {
 		fmt.Fprintln(os.Stderr, "usage: stack -- <command> [argument…]")
 	}
