@@ -6,10 +6,12 @@ import (
 	"regexp"
 	"strconv"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 )
 
 // While an old snapshot is held, no dead version of a row can go. What a claim and a completion read must not grow with
@@ -176,4 +178,67 @@ func TestALateCommitIsFound(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A completion that waited long for its lane promotes a key as of when it began, which may be before the bound that a claim
+// has set meanwhile.
+func TestWhatALateCompletionPromotesIsFound(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	e := f.endpoint("a", func(p *EndpointSpec) { p.Ordered = true })
+	f.post("k", 2, e)
+	f.wake("k", e)
+	head := f.claim(10)
+	claimer := f.session()
+	claimer.lockLane(e)
+	late := f.as("late")
+	completing := begin(t, func(ctx context.Context) ([]Recorded, error) { return late.Complete(ctx, results(Delivered, head...)) })
+	if !f.blocked("late", completing.done) {
+		t.Fatal("the completion does not wait for the lane")
+	}
+	began := ask[time.Time](f, `SELECT clock_timestamp()`)
+	f.until("half a second has passed", func() bool {
+		return ask[bool](f, `SELECT clock_timestamp() > $1::timestamptz + interval '500 ms'`, began)
+	})
+	claimer.exec(`UPDATE postrider.lane SET first_at = clock_timestamp() WHERE lane_id = $1`, e.LaneID)
+	claimer.exec("COMMIT")
+	completing.result()
+	if claims := f.claim(10); len(claims) != 1 {
+		t.Errorf("claimed %d, want the next of the key", len(claims))
+	}
+}
+
+// All is searched as long as that is quick. After a slow search the next ones begin at the first lane that was found, and
+// for ten times as long.
+func TestTheSearchForReadyLanesIsBoundedAfterASlowOne(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		var c readyCursor
+		at := time.Now()
+		all := func() bool { from, _ := c.begin(); return from.InfinityModifier == pgtype.NegativeInfinity }
+		from, began := c.begin()
+		c.end(from, began, time.Time{}, at)
+		if !all() {
+			t.Error("bounded after a quick search")
+		}
+		from, began = c.begin()
+		time.Sleep(50 * time.Millisecond)
+		c.end(from, began, at.Add(-time.Minute), at)
+		if from, _ := c.begin(); !from.Time.Equal(at.Add(-time.Minute)) {
+			t.Errorf("the next begins at %v, want the first that was found", from)
+		}
+		from, began = c.begin()
+		c.end(from, began, time.Time{}, at)
+		if from, _ := c.begin(); !from.Time.Equal(at.Add(-readyMargin)) {
+			t.Errorf("the next begins at %v, want %v before the clock", from, readyMargin)
+		}
+		time.Sleep(499 * time.Millisecond)
+		if all() {
+			t.Error("all is searched again too early")
+		}
+		time.Sleep(time.Millisecond)
+		if !all() {
+			t.Error("all is not searched again")
+		}
+	})
 }
