@@ -58,9 +58,10 @@ WITH turn AS MATERIALIZED (
                CASE WHEN l.open_until IS NOT NULL THEN 1 END)) AS may
     FROM ` + latestLanes + `
     LEFT JOIN unnest($5::bigint[], $6::int[]) AS cap(lane_id, bound) ON cap.lane_id = l.lane_id
-    -- A bucket never holds more than its burst: its first token is at most burst - 1 tokens old.
+    -- A bucket never holds more than its burst: its first token is at most burst - 1 tokens old. Rounded up, and a
+    -- microsecond more for the fractions of floats: of a burst of 6 a hair too little is 5.
     CROSS JOIN LATERAL (SELECT CASE WHEN l.rate IS NOT NULL THEN
-        greatest(l.token_at, now() - (l.burst - 1) / l.rate * interval '1 s') END AS token_at) full_at
+        greatest(l.token_at, now() - (ceil((l.burst - 1) / l.rate * 1e6) + 1) * interval '1 us') END AS token_at) full_at
     WHERE l.ready_at <= now() AND NOT ` + stopped + ` -- by now: the locks may have been waited for
 ), taken AS (
     UPDATE postrider.delivery SET attempt = attempt + 1, claim_token = $3::uuid, lease_until = now() + $4::interval
