@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 )
 
 // Reasons of dead letters that the chores write.
@@ -20,33 +21,51 @@ const letsExpire = `l.open_until IS NOT NULL AND l.cancelled_at IS NULL AND l.go
     AND l.max_duration > '0' AND coalesce(greatest(l.resumed_at, ` + stoppedUntil + `), '-infinity') <= now() - l.max_duration
     AND NOT ` + stopped
 
+// place is where a search for candidates goes on: after a row, in the order of delivery_due.
+type place struct {
+	lane int64
+	at   pgtype.Timestamptz
+	id   int64
+}
+
+var beginning = place{at: pgtype.Timestamptz{InfinityModifier: pgtype.NegativeInfinity, Valid: true}}
+
+// beyond tells of a delivery of a lane l that it comes after the place ($2, $3, $4).
+const beyond = `(available_at, id) > (CASE WHEN l.lane_id = $2::bigint THEN $3::timestamptz ELSE '-infinity' END, CASE WHEN l.lane_id = $2 THEN $4::bigint ELSE 0 END)`
+
 // Candidates are found without a lock, $1 rows at most; their events are pinned and their endpoints marked before any
 // lane is locked, in the order that completions take them in. Then the lanes, then the rows that are still unclaimed.
 // What is in flight must not take the place of what waits behind it.
+//
+// The search goes on after the last row that was found: from the front it would read again all that earlier chunks have
+// deleted, as long as that has not been vacuumed. At the end it begins again, for what came to lie before it.
 const (
 	cancelledRows = `
-SELECT d.id, d.lane_id, d.endpoint_id, d.event_id, ''
-FROM (SELECT lane_id FROM postrider.lane l WHERE cancelled_at IS NOT NULL
-        AND (SELECT true FROM postrider.delivery WHERE lane_id = l.lane_id AND (claim_token IS NULL OR lease_until <= now()) LIMIT 1)
+SELECT d.id, d.lane_id, d.endpoint_id, d.event_id, '', d.available_at
+FROM (SELECT lane_id FROM postrider.lane l WHERE cancelled_at IS NOT NULL AND lane_id >= $2
+        AND (SELECT true FROM postrider.delivery WHERE lane_id = l.lane_id AND ` + beyond + ` AND (claim_token IS NULL OR lease_until <= now()) LIMIT 1)
       ORDER BY lane_id LIMIT 16) l
 CROSS JOIN LATERAL (
-    SELECT * FROM postrider.delivery WHERE lane_id = l.lane_id AND (claim_token IS NULL OR lease_until <= now()) LIMIT $1) d
+    SELECT * FROM postrider.delivery WHERE lane_id = l.lane_id AND ` + beyond + ` AND (claim_token IS NULL OR lease_until <= now())
+    ORDER BY available_at, id LIMIT $1) d
 LIMIT $1`
 
 	// The backlog of an open circuit dies of age; otherwise age is judged after a failed attempt. In an ordered lane the
 	// visible rows, one a key, are looked through, and the $1 oldest followers; elsewhere a row that became available after
 	// the deadline cannot have been accepted before it, but for retried ones: these are found once their retry is that old too.
 	expiredRows = `
-SELECT d.id, d.lane_id, d.endpoint_id, d.event_id, coalesce(d.ordering_key, '')
-FROM (SELECT lane_id, ordered, max_duration FROM postrider.lane l WHERE ` + letsExpire + `) l
+SELECT d.id, d.lane_id, d.endpoint_id, d.event_id, coalesce(d.ordering_key, ''), d.available_at
+FROM (SELECT lane_id, ordered, max_duration FROM postrider.lane l WHERE lane_id >= $2 AND ` + letsExpire + ` ORDER BY lane_id) l
 CROSS JOIN LATERAL (
-    (SELECT id, lane_id, endpoint_id, event_id, ordering_key FROM postrider.delivery
-     WHERE lane_id = l.lane_id AND claim_token IS NULL AND accepted_at <= now() - l.max_duration
+    (SELECT id, lane_id, endpoint_id, event_id, ordering_key, available_at FROM postrider.delivery
+     WHERE lane_id = l.lane_id AND ` + beyond + ` AND claim_token IS NULL AND accepted_at <= now() - l.max_duration
        AND available_at <= CASE WHEN l.ordered THEN timestamptz '9999-01-01' ELSE now() - l.max_duration END
      ORDER BY available_at, id LIMIT $1)
     UNION ALL
-    SELECT id, lane_id, endpoint_id, event_id, ordering_key FROM (
-        SELECT * FROM postrider.delivery WHERE lane_id = l.lane_id AND available_at = 'infinity' ORDER BY id LIMIT $1) follower
+    SELECT id, lane_id, endpoint_id, event_id, ordering_key, available_at FROM (
+        SELECT * FROM postrider.delivery
+        WHERE lane_id = l.lane_id AND available_at = 'infinity' AND id > CASE WHEN l.lane_id = $2 AND $3 = 'infinity' THEN $4 ELSE 0 END
+        ORDER BY id LIMIT $1) follower
     WHERE accepted_at <= now() - l.max_duration) d
 LIMIT $1`
 )
@@ -91,13 +110,7 @@ DELETE FROM postrider.lane WHERE lane_id = ANY(ARRAY(
 
 // BuryCancelled turns what waits in cancelled lanes into dead letters, n at most. Claimed rows end with their claim.
 func (s *Store) BuryCancelled(ctx context.Context, n int) (buried int, err error) {
-	err = s.asChore(ctx, choreCancel, func(tx pgx.Tx) error {
-		if buried, err = bury(ctx, tx, cancelledRows, buryCancelled, n, reasonCancelled); err != nil || buried > 0 {
-			return err
-		}
-		_, err := tx.Exec(ctx, removeLanes)
-		return err
-	})
+	buried, err = s.bury(ctx, choreCancel, burial{cancelledRows, buryCancelled, removeLanes, reasonCancelled}, n)
 	if err != nil {
 		return 0, fmt.Errorf("bury what was cancelled: %w", err)
 	}
@@ -106,46 +119,93 @@ func (s *Store) BuryCancelled(ctx context.Context, n int) (buried int, err error
 
 // ExpireBacklogs turns what outlived its maxDuration behind an open circuit into dead letters, n at most.
 func (s *Store) ExpireBacklogs(ctx context.Context, n int) (buried int, err error) {
-	err = s.asChore(ctx, choreExpire, func(tx pgx.Tx) error {
-		buried, err = bury(ctx, tx, expiredRows, buryExpired, n, reasonExpired)
-		return err
-	})
+	buried, err = s.bury(ctx, choreExpire, burial{expiredRows, buryExpired, "", reasonExpired}, n)
 	if err != nil {
 		return 0, fmt.Errorf("bury what expired: %w", err)
 	}
 	return buried, nil
 }
 
-func bury(ctx context.Context, tx pgx.Tx, candidates, statement string, n int, reason string) (buried int, err error) {
-	rows, err := tx.Query(ctx, candidates, n)
+// burial is how one kind of rows is buried: the statements that find and bury them, and one for when nothing was.
+type burial struct {
+	find, bury, otherwise string
+	reason                string
+}
+
+func (s *Store) bury(ctx context.Context, c chore, how burial, n int) (buried int, err error) {
+	s.placesMu.Lock()
+	after, known := s.places[c]
+	s.placesMu.Unlock()
+	if !known {
+		after = beginning
+	}
+	err = s.asChore(ctx, c, func(tx pgx.Tx) error {
+		found, err := how.candidates(ctx, tx, n, after)
+		if err == nil && len(found.ids) == 0 && known {
+			found, err = how.candidates(ctx, tx, n, beginning)
+		}
+		if known = len(found.ids) == n; known {
+			after = found.last
+		}
+		if err == nil && len(found.ids) > 0 {
+			buried, err = how.carryOut(ctx, tx, found)
+		}
+		if err == nil && buried == 0 && how.otherwise != "" {
+			_, err = tx.Exec(ctx, how.otherwise)
+		}
+		return err
+	})
 	if err != nil {
 		return 0, err
 	}
-	var ids, lanes, endpoints []int64
-	var events []uuid.UUID
-	var keyed laneKeys
-	var id, lane, endpoint int64
+	s.placesMu.Lock()
+	defer s.placesMu.Unlock()
+	if known {
+		s.places[c] = after
+	} else {
+		delete(s.places, c)
+	}
+	return buried, nil
+}
+
+// candidates are rows that are about to be buried.
+type candidates struct {
+	ids, lanes, endpoints []int64
+	events                []uuid.UUID
+	keyed                 laneKeys
+	last                  place
+}
+
+func (how *burial) candidates(ctx context.Context, tx pgx.Tx, n int, after place) (c candidates, err error) {
+	rows, err := tx.Query(ctx, how.find, n, after.lane, after.at, after.id)
+	if err != nil {
+		return candidates{}, err
+	}
+	var endpoint int64
 	var event uuid.UUID
 	var key string
-	if _, err := pgx.ForEachRow(rows, []any{&id, &lane, &endpoint, &event, &key}, func() error {
-		ids, lanes, endpoints, events = append(ids, id), append(lanes, lane), append(endpoints, endpoint), append(events, event)
+	_, err = pgx.ForEachRow(rows, []any{&c.last.id, &c.last.lane, &endpoint, &event, &key, &c.last.at}, func() error {
+		c.ids, c.lanes = append(c.ids, c.last.id), append(c.lanes, c.last.lane)
+		c.endpoints, c.events = append(c.endpoints, endpoint), append(c.events, event)
 		if key != "" {
-			keyed.lane, keyed.key = append(keyed.lane, lane), append(keyed.key, key)
+			c.keyed.lane, c.keyed.key = append(c.keyed.lane, c.last.lane), append(c.keyed.key, key)
 		}
 		return nil
-	}); err != nil || len(ids) == 0 {
-		return 0, err
-	}
+	})
+	return c, err
+}
+
+func (how *burial) carryOut(ctx context.Context, tx pgx.Tx, c candidates) (buried int, err error) {
 	b := &pgx.Batch{}
-	b.Queue(pinEvents, events)
-	b.Queue(lockStatuses, endpoints)
-	b.Queue(markStatuses, endpoints)
-	b.Queue(lockLanes, lanes)
-	b.Queue(reap, lanes)
-	b.Queue(statement, ids, reason).QueryRow(func(row pgx.Row) error { return row.Scan(&buried) })
-	if len(keyed.key) > 0 {
-		b.Queue(promoteKeys, keyed.lane, keyed.key)
-		b.Queue(touchLanes, keyed.lane, time.Duration(0))
+	b.Queue(pinEvents, c.events)
+	b.Queue(lockStatuses, c.endpoints)
+	b.Queue(markStatuses, c.endpoints)
+	b.Queue(lockLanes, c.lanes)
+	b.Queue(reap, c.lanes)
+	b.Queue(how.bury, c.ids, how.reason).QueryRow(func(row pgx.Row) error { return row.Scan(&buried) })
+	if len(c.keyed.key) > 0 {
+		b.Queue(promoteKeys, c.keyed.lane, c.keyed.key)
+		b.Queue(touchLanes, c.keyed.lane, time.Duration(0))
 	}
 	return buried, send(ctx, tx, b)
 }

@@ -45,7 +45,7 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make the connection pool: %w", err)
 	}
-	return &Store{pool: pool, options: o, clock: newDatabaseClock(), keys: map[int64]string{}}, nil
+	return &Store{pool: pool, options: o, clock: newDatabaseClock(), keys: map[int64]string{}, places: map[chore]place{}}, nil
 }
 
 // Validate reports what in the connection strings cannot be understood. What it returns holds no password.

@@ -63,6 +63,9 @@ type Store struct {
 
 	keysMu sync.Mutex
 	keys   map[int64]string // sweep: the ordering key after which to go on, by lane
+
+	placesMu sync.Mutex
+	places   map[chore]place // burials: where the search goes on
 }
 
 // Close waits for borrowed connections and closes all.
