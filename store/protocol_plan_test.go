@@ -41,7 +41,9 @@ var hotStatements = []struct{ name, sql, index string }{
 	{"parkKeys", parkKeys, "delivery_key"},
 	{"parkedLanes", parkedLanes, "delivery_due"},
 	{"unparkRows", unparkRows, "delivery_due"},
+	{"cancelledRows", cancelledRows, "delivery_due"},
 	{"buryCancelled", buryCancelled, "delivery_pkey"},
+	{"expiredRows", expiredRows, "delivery_due"},
 	{"buryExpired", buryExpired, "delivery_pkey"},
 	{"holdLanes", holdLanes, "lane_latest"},
 	{"unholdLanes", unholdLanes, "lane_latest"},
@@ -132,6 +134,37 @@ func TestADeadEndpointsMillionDelaysNobody(t *testing.T) {
 	defer bloated.Release()
 	prepareHot(t, bloated)
 	checkPlans(t, "planned over dead rows", bloated)
+}
+
+// Where the planner expects a row or two of a lane, one index is as cheap as another, a level of the tree more or less: a
+// plan made then must not read the wrong one through once a backlog has come.
+func TestPlansAreTheSameWhereIndexesDifferInHeight(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	f.exec(`ALTER TABLE postrider.delivery SET (autovacuum_enabled = off)`)
+	check := func(what string, lanes, rows int) {
+		t.Helper()
+		f.exec(`INSERT INTO postrider.delivery (lane_id, endpoint_id, event_id, available_at, ordering_key)
+			SELECT n % $1, 1, gen_random_uuid(), now(), 'customer-' || n FROM generate_series(1, $2) n`, lanes, rows)
+		conn, err := f.pool.Acquire(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		prepareHot(t, conn)
+		checkPlans(t, "planned over "+what, conn)
+		if err := conn.Hijack().Close(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for n := 20; n <= 440; n += 20 {
+		check(fmt.Sprintf("%d rows that nobody has analyzed", n), 1, 20)
+	}
+	for n := 40_000; n <= 90_000; n += 10_000 {
+		f.exec(`TRUNCATE postrider.delivery`)
+		check(fmt.Sprintf("%d lanes that nobody has analyzed", n), n, n)
+		f.exec(`ANALYZE postrider.delivery`)
+		check(fmt.Sprintf("%d lanes", n), n, 1)
+	}
 }
 
 var parameter = regexp.MustCompile(`\$(\d+)`)

@@ -63,20 +63,20 @@ WHERE l.ctid = stranded.tid`
 const walkKeys = `
 WITH RECURSIVE walk AS (
     SELECT l.lane_id, 1 AS step, (SELECT min(d.ordering_key) FROM postrider.delivery d
-                       WHERE d.lane_id = l.lane_id AND d.ordering_key > r.after) AS key
+                       WHERE d.lane_id = l.lane_id AND d.ordering_key > r.after AND ` + byKey + `) AS key
     FROM unnest($1::bigint[], $2::text[]) AS r(lane_id, after)
     JOIN postrider.lane l ON l.lane_id = r.lane_id AND l.ordered AND l.lane_id = ANY($1::bigint[])
     UNION ALL
     SELECT w.lane_id, w.step + 1, (SELECT min(d.ordering_key) FROM postrider.delivery d
-                       WHERE d.lane_id = w.lane_id AND d.ordering_key > w.key)
+                       WHERE d.lane_id = w.lane_id AND d.ordering_key > w.key AND ` + byKey + `)
     FROM walk w WHERE w.key IS NOT NULL AND w.step < $3
 )
 SELECT w.lane_id, w.key, w.step = $3,
        (SELECT available_at = 'infinity' FROM postrider.delivery d
-        WHERE d.lane_id = w.lane_id AND d.ordering_key = w.key
+        WHERE d.lane_id = w.lane_id AND d.ordering_key = w.key AND ` + byKey + `
         ORDER BY available_at, id LIMIT 1),
        coalesce((SELECT available_at < 'infinity' FROM postrider.delivery d
-        WHERE d.lane_id = w.lane_id AND d.ordering_key = w.key
+        WHERE d.lane_id = w.lane_id AND d.ordering_key = w.key AND ` + byKey + `
         ORDER BY available_at, id OFFSET 1 LIMIT 1), false)
 FROM walk w WHERE w.key IS NOT NULL`
 
@@ -89,9 +89,9 @@ WHERE id = ANY(ARRAY(
     CROSS JOIN LATERAL (SELECT FROM postrider.lane WHERE lane_id = k.lane_id AND ordered LIMIT 1) l
     CROSS JOIN LATERAL (
         SELECT id FROM postrider.delivery d
-        WHERE d.lane_id = k.lane_id AND d.ordering_key = k.key AND d.available_at < 'infinity' AND d.claim_token IS NULL
+        WHERE d.lane_id = k.lane_id AND d.ordering_key = k.key AND d.available_at < 'infinity' AND d.claim_token IS NULL AND ` + byKey + `
           AND EXISTS (SELECT FROM postrider.delivery o
-                      WHERE o.lane_id = d.lane_id AND o.ordering_key = d.ordering_key AND o.available_at < 'infinity'
+                      WHERE o.lane_id = d.lane_id AND o.ordering_key = d.ordering_key AND o.available_at < 'infinity' AND ` + byKey + `
                         AND o.id <> d.id AND (o.claim_token IS NOT NULL OR o.id < d.id))
         LIMIT $3) d
     LIMIT $3))`

@@ -24,7 +24,7 @@ WHERE available_at = 'infinity' AND id = ANY(ARRAY(
           CROSS JOIN LATERAL (SELECT first_at FROM postrider.lane WHERE lane_id = t.lane_id ORDER BY moved_at DESC LIMIT 1) l) k
     CROSS JOIN LATERAL (
         SELECT id, available_at FROM postrider.delivery d
-        WHERE d.lane_id = k.lane_id AND d.ordering_key = k.key AND d.available_at >= k.search_from
+        WHERE d.lane_id = k.lane_id AND d.ordering_key = k.key AND d.available_at >= k.search_from AND ` + byKey + `
         ORDER BY available_at, id LIMIT 1) head
     WHERE head.available_at = 'infinity'))`
 
