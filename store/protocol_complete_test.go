@@ -136,6 +136,19 @@ func TestSeveralLanesAreLockedInOrder(t *testing.T) {
 			f.exec(`UPDATE postrider.lane SET open_until = now() + interval '1 h'`)
 			return func(ctx context.Context) (int, error) { return s.ExpireBacklogs(ctx, 100) }
 		},
+		"pause a namespace": func(f *fixture, s *Store, all []Endpoint) func(context.Context) (int, error) {
+			return func(ctx context.Context) (int, error) {
+				_, err := s.Pause(ctx, "billing", "")
+				return 0, err
+			}
+		},
+		"resume a namespace": func(f *fixture, s *Store, all []Endpoint) func(context.Context) (int, error) {
+			f.pause("billing", "")
+			return func(ctx context.Context) (int, error) {
+				_, err := s.Resume(ctx, "billing")
+				return 0, err
+			}
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
