@@ -312,3 +312,23 @@ func TestAttemptsAreCountedToTheEnd(t *testing.T) {
 		}
 	}
 }
+
+// D1, over HTTP and with the real store: each status that asks for another try gets one.
+func TestEachRetryableStatusIsRetried(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	var endpoints []store.Endpoint
+	for _, code := range []int{500, 502, 503, 504, 408, 425, 429} {
+		name := strconv.Itoa(code)
+		f.receiver.answer(name, failFirst(1, code))
+		endpoints = append(endpoints, f.endpoint(name, func(s *store.EndpointSpec) { s.Schedule = []time.Duration{time.Millisecond} }))
+	}
+	f.dispatch(quickConfig(8))
+	id := f.post(1, "", endpoints...)[0]
+	f.waitForPending(func(pending int) bool { return pending == 0 })
+	for _, d := range f.event(id).Deliveries {
+		if d.State != store.StateDelivered || len(d.Attempts) != 2 || strconv.Itoa(d.Attempts[0].Status) != d.Endpoint || d.Attempts[0].Outcome != store.Retry {
+			t.Errorf("%s: got %s after %+v, want delivered by the second attempt", d.Endpoint, d.State, d.Attempts)
+		}
+	}
+}

@@ -85,14 +85,37 @@ func TestWhatCannotBeSentSoonAfterItsClaimIsGivenBack(t *testing.T) {
 }
 
 // Under load, with two dispatchers: nothing is sent later than a second after the pause's return, what is in flight ends
-// normally and is recorded, events are accepted on, and with the resume everything is delivered, once.
+// normally and is recorded, events are accepted on, and with the resume everything is delivered, once. D15, for the state
+// of an endpoint.
 func TestNothingIsSentAfterAPause(t *testing.T) {
 	t.Parallel()
-	for name, scope := range map[string]string{"installation": store.WholeInstallation, "namespace": "billing"} {
+	operator := func(scope string) func(*fixture, *store.Endpoint, bool) error {
+		return func(f *fixture, _ *store.Endpoint, paused bool) (err error) {
+			if paused {
+				_, err = f.Pause(f.t.Context(), scope, "a test")
+			} else {
+				_, err = f.Resume(f.t.Context(), scope)
+			}
+			return err
+		}
+	}
+	for name, set := range map[string]func(f *fixture, busy *store.Endpoint, paused bool) error{
+		"installation": operator(store.WholeInstallation),
+		"namespace":    operator("billing"),
+		"endpoint, by its state": func(f *fixture, busy *store.Endpoint, paused bool) error {
+			*busy = f.apply(*busy, setSpec(func(s *store.EndpointSpec) {
+				if s.State = store.Enabled; paused {
+					s.State = store.Paused
+				}
+			}))
+			return nil
+		},
+	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			f := newFixture(t)
 			busy, slow := f.endpoint("busy"), f.endpoint("slow")
+			target := busy
 			f.receiver.answer("busy", func(w http.ResponseWriter, _ *http.Request) { time.Sleep(time.Millisecond); w.WriteHeader(204) })
 			release, begun := make(chan struct{}), make(chan struct{})
 			var once sync.Once
@@ -115,13 +138,13 @@ func TestNothingIsSentAfterAPause(t *testing.T) {
 			var stop atomic.Bool
 			posting.Go(func() {
 				for !stop.Load() {
-					posted = append(posted, f.post(10, "", busy)...)
+					posted = append(posted, f.post(10, "", target)...)
 					time.Sleep(10 * time.Millisecond)
 				}
 			})
 			waitFor(t, "a load", func() bool { return len(f.receiver.of("busy")) > 50 })
 
-			if _, err := f.Pause(t.Context(), scope, "a test"); err != nil {
+			if err := set(f, &busy, true); err != nil {
 				t.Error(err)
 			}
 			returned := time.Now()
@@ -136,7 +159,7 @@ func TestNothingIsSentAfterAPause(t *testing.T) {
 			if n := ask[int](f, `SELECT count(*) FROM postrider.delivery`); n == 0 {
 				t.Fatal("nothing was left to be sent")
 			}
-			if _, err := f.Resume(t.Context(), scope); err != nil {
+			if err := set(f, &busy, false); err != nil {
 				t.Error(err)
 			}
 			f.waitFor(store.StateDelivered, posted...)
