@@ -246,6 +246,35 @@ func TestAPauseWhileTheCircuitIsOpen(t *testing.T) {
 	}
 }
 
+// Times go on under a pause: a retry falls due, and the bucket fills, to its burst and no further.
+func TestTimesGoOnUnderAPause(t *testing.T) {
+	t.Parallel()
+	for _, name := range []string{stoppedAll, "namespace paused", "state paused", "not Ready"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			e := f.endpoint("a", func(p *EndpointSpec) { p.Rate = perHour(6, 3) })
+			f.queue("", 5, e)
+			sent := f.claim(10)
+			if len(sent) != 3 {
+				t.Fatalf("claimed %d deliveries, want the burst", len(sent))
+			}
+			f.later(time.Hour, sent[0])
+			e = holds[name].set(f, e)
+			f.passRetries(e, time.Hour)
+			f.pass(e, 10*time.Hour)
+			f.none("paused")
+			holds[name].lift(f, e)
+			got := f.claim(10)
+			if len(got) != 3 || !slices.ContainsFunc(got, func(c Claim) bool { return c.EventID == sent[0].EventID }) {
+				t.Errorf("claimed %d deliveries, want the two that waited and the one that fell due meanwhile", len(got))
+			}
+			f.queue("", 2, e)
+			f.none("the bucket held no more than its burst")
+		})
+	}
+}
+
 // A head that waits by Retry-After is one row that is not due: it takes no token and no slot from other keys, and its
 // followers wait for it alone.
 func TestAWaitingHeadTakesNothingFromOtherKeys(t *testing.T) {
