@@ -152,3 +152,32 @@ func TestTenThousandRequestsASecond(t *testing.T) {
 		t.Errorf("claimed %d deliveries in all: too few to tell", claimed)
 	}
 }
+
+// A claim has used its token whatever became of it: a request that was broken off at a dispatcher's stop, or whose lease
+// ended, may have arrived, and the next one would then be above the rate.
+func TestAClaimThatIsGivenBackHasUsedItsToken(t *testing.T) {
+	t.Parallel()
+	for name, end := range map[string]func(f *fixture, claims []Claim){
+		"released":               func(f *fixture, claims []Claim) { f.complete(Released, claims...) },
+		"to be retried":          func(f *fixture, claims []Claim) { f.complete(Retry, claims...) },
+		"lost with their leases": func(f *fixture, _ []Claim) { f.endLeases() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			e := f.limited(Rate{1, time.Hour, 3}, 20)
+			claims := f.claim(20)
+			if len(claims) != 3 {
+				t.Fatalf("claimed %d deliveries, want the burst", len(claims))
+			}
+			end(f, claims)
+			if got := len(f.claim(20)); got != 0 {
+				t.Errorf("claimed %d deliveries with no token there", got)
+			}
+			f.pass(e, time.Hour)
+			if got := len(f.claim(20)); got != 1 {
+				t.Errorf("claimed %d deliveries an hour later, want 1", got)
+			}
+		})
+	}
+}
