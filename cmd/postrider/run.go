@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"sync"
 
+	"github.com/KimMachineGun/automemlimit/memlimit"
 	"golang.org/x/sync/errgroup"
 )
 
@@ -24,10 +25,23 @@ type process struct {
 	running []runner  // nil: not built yet
 }
 
+// memoryShare of the container's memory is what the garbage collector tries to stay below: at its usual pace it lets the
+// heap double, and large events in flight would have the container killed long before they need all of it.
+const memoryShare = 0.9
+
+// limitMemory sets that limit and returns it in bytes, or what GOMEMLIMIT says; math.MaxInt64: there is none.
+func limitMemory(log *slog.Logger) int64 {
+	limit, err := memlimit.Set(memlimit.WithRatio(memoryShare))
+	if err != nil && !errors.Is(err, memlimit.ErrNoLimit) && !errors.Is(err, memlimit.ErrCgroupsNotSupported) && !errors.Is(err, memlimit.ErrNoCgroup) {
+		log.Warn("the container's memory limit cannot be read; set GOMEMLIMIT", "reason", err.Error())
+	}
+	return limit
+}
+
 // run runs the parts, with probes and metrics, until the context ends or one of them fails: then the others stop too.
 // again reads the settings anew, with those of the file given.
 func (p *process) run(ctx context.Context, again func([]byte) (*assembly, error)) error {
-	p.log.Info("starting", "version", version)
+	p.log.Info("starting", "version", version, "memory_limit", limitMemory(p.log))
 	by, err := p.first.kube.guard(p.log)
 	if err != nil {
 		return err
