@@ -182,6 +182,6 @@ func (s *Store) take(ctx context.Context, conn *pgxpool.Conn, r ClaimRequest, id
 		}
 		return rows.Err()
 	})
-	b.Queue("commit")
+	commitBriefly(b)
 	return batch, send(ctx, conn, b)
 }

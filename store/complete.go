@@ -191,7 +191,7 @@ func (s *Store) completeTogether(ctx context.Context, results []Result, at []int
 	ready := map[int64]bool{}
 	b := &pgx.Batch{}
 	c.queue(b, ready)
-	b.Queue("commit")
+	commitBriefly(b)
 	if err = send(ctx, conn, b); err != nil {
 		return err
 	}
@@ -242,7 +242,7 @@ func lockMatching(ctx context.Context, conn *pgxpool.Conn, results []Result, at 
 	}
 	owned := make(map[claimKey]bool, len(at))
 	b := &pgx.Batch{}
-	b.Queue("begin")
+	beginBriefly(b)
 	b.Queue(matchClaims, ids, tokens).Query(func(rows pgx.Rows) error {
 		for rows.Next() {
 			var k claimKey

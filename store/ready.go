@@ -61,7 +61,7 @@ func (s *Store) lockForClaim(ctx context.Context, conn *pgxpool.Conn, lanes int,
 // the installation waits for claims that do not know of it, and take, which comes later, looks again.
 func lockLanesFor(ctx context.Context, conn *pgxpool.Conn, lock string, args ...any) (ready readyLanes, err error) {
 	b := &pgx.Batch{}
-	b.Queue("begin")
+	beginBriefly(b)
 	b.Queue("SELECT now(), "+joinBarrier+"($1), "+stopped, int64(claimBarrier)).QueryRow(func(row pgx.Row) error {
 		var joined bool
 		err := row.Scan(&ready.at, &joined, &ready.paused)
