@@ -19,7 +19,6 @@ type Store interface {
 	NamespaceUID(ctx context.Context, namespace string) (string, error)
 	Accept(ctx context.Context, events []store.NewEvent, window time.Duration) ([]store.Acceptance, error)
 	Touch(ctx context.Context, lanes []store.Touched) error
-	Notify(ctx context.Context) error
 	Event(ctx context.Context, namespace, namespaceUID string, id uuid.UUID) (store.EventDetail, error)
 }
 

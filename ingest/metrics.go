@@ -21,9 +21,8 @@ type metrics struct {
 	reviewSeconds *prometheus.HistogramVec // kind
 	graceUsed     prometheus.Counter
 
-	touchSeconds                                 prometheus.Histogram
-	touchFailures, touchesDropped, notifications prometheus.Counter
-	notifyFailures                               prometheus.Counter
+	touchSeconds                  prometheus.Histogram
+	touchFailures, touchesDropped prometheus.Counter
 }
 
 func newMetrics(registerer prometheus.Registerer) *metrics {
@@ -55,8 +54,6 @@ func newMetrics(registerer prometheus.Registerer) *metrics {
 		touchSeconds:   r.histogram("postrider_ingest_touch_lag_seconds", "Time from the commit of a delivery until its lane was woken."),
 		touchFailures:  r.counter("postrider_ingest_touch_failures_total", "Failed attempts to wake lanes."),
 		touchesDropped: r.counter("postrider_ingest_touches_dropped_total", "Lanes left to the dispatchers' sweep to wake."),
-		notifications:  r.counter("postrider_ingest_notifications_total", "Notifications sent to the dispatchers."),
-		notifyFailures: r.counter("postrider_ingest_notify_failures_total", "Notifications that failed."),
 	}
 }
 

@@ -6,12 +6,14 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"github.com/postrider/postrider/store"
 )
 
-// notifier wakes the dispatchers after events were committed. It gathers what is touched while it is at work, so that
-// many accepts share one transaction, and notifies at most once per notifyEvery, at the leading and at the trailing
-// edge: a lone event waits for nobody, and the last of a burst is told too.
+// notifier wakes the dispatchers after events were committed: one transaction touches the lanes of many accepts and
+// notifies. What is touched while it is at work or waits for its turn is gathered. Turns come every wakeEvery, and unused
+// ones are saved up to wakeBurst: a lone event waits for nobody, a busy ingest writes each lane once per turn.
 //
 // It may lose a touch: one beyond its bound, one that the store refuses, one of a process that is killed. The store's
 // sweep finds the delivery within a second or so; what is lost is that second.
@@ -29,7 +31,8 @@ type notifier struct {
 }
 
 const (
-	notifyEvery = 10 * time.Millisecond
+	wakeEvery = 10 * time.Millisecond
+	wakeBurst = 10
 	// maxTouched bounds what is gathered, maxTouch what one transaction does: it holds the lanes' locks.
 	maxTouched = 20_000
 	maxTouch   = 1000
@@ -74,43 +77,34 @@ func (n *notifier) touched(lanes []store.Touched, began time.Time) {
 
 // run works until the context ends, and then once more for what is left. Calls under way are not broken off.
 func (n *notifier) run(ctx context.Context) {
-	var last time.Time // of the last notification
-	owed := false      // a notification, for touches that are done
-	for {
-		lanes, since, more := n.take()
-		if len(lanes) > 0 {
-			owed = n.touch(ctx, lanes, since) || owed
+	turns := rate.NewLimiter(rate.Every(wakeEvery), wakeBurst)
+	for more := false; ; {
+		if !more {
+			select {
+			case <-n.wake:
+			case <-ctx.Done():
+			}
 		}
-		wait := notifyEvery - time.Since(last)
-		if owed && wait <= 0 {
-			n.notify(ctx)
-			last, owed = time.Now(), false
-		}
-		if more && ctx.Err() == nil {
-			continue
-		}
-		var trailing <-chan time.Time
-		if owed {
-			trailing = time.After(wait)
-		}
-		select {
-		case <-ctx.Done():
-			n.flush(ctx, owed)
+		if turns.Wait(ctx) != nil {
+			n.flush(ctx)
 			return
-		case <-n.wake:
-		case <-trailing:
+		}
+		var lanes []store.Touched
+		var since time.Time
+		if lanes, since, more = n.take(); len(lanes) > 0 {
+			n.touch(ctx, lanes, since)
 		}
 	}
 }
 
-// touch touches some lanes and tells whether it did. It tries again while Postgres is away, until the context ends.
-func (n *notifier) touch(ctx context.Context, lanes []store.Touched, since time.Time) bool {
+// touch touches some lanes. It tries again while Postgres is away, until the context ends.
+func (n *notifier) touch(ctx context.Context, lanes []store.Touched, since time.Time) {
 	delay := touchRetry
 	for try := 1; ; try++ {
 		err := n.call(ctx, func(ctx context.Context) error { return n.store.Touch(ctx, lanes) })
 		if err == nil {
 			n.metrics.touchSeconds.Observe(time.Since(since).Seconds())
-			return true
+			return
 		}
 		n.metrics.touchFailures.Inc()
 		if try == 1 {
@@ -118,7 +112,7 @@ func (n *notifier) touch(ctx context.Context, lanes []store.Touched, since time.
 		}
 		if !unavailableStore(err) && try >= touchTries {
 			n.metrics.touchesDropped.Add(float64(len(lanes)))
-			return false
+			return
 		}
 		select {
 		case <-ctx.Done():
@@ -127,40 +121,25 @@ func (n *notifier) touch(ctx context.Context, lanes []store.Touched, since time.
 				lanes[i].Since = time.Time{}
 			}
 			n.touched(lanes, began) // for the flush
-			return false
+			return
 		case <-time.After(delay):
 			delay = min(2*delay, touchRetryMax)
 		}
 	}
 }
 
-// flush touches what is left, trying each part once, and notifies a last time.
-func (n *notifier) flush(ctx context.Context, owed bool) {
-	for {
-		lanes, _, more := n.take()
-		if len(lanes) > 0 {
-			if err := n.call(ctx, func(ctx context.Context) error { return n.store.Touch(ctx, lanes) }); err != nil {
-				n.metrics.touchFailures.Inc()
-				n.metrics.touchesDropped.Add(float64(len(lanes)))
-				break
-			}
-			owed = true
+// flush touches what is left, trying each part once.
+func (n *notifier) flush(ctx context.Context) {
+	for more := true; more; {
+		var lanes []store.Touched
+		if lanes, _, more = n.take(); len(lanes) == 0 {
+			return
 		}
-		if !more {
-			break
+		if err := n.call(ctx, func(ctx context.Context) error { return n.store.Touch(ctx, lanes) }); err != nil {
+			n.metrics.touchFailures.Inc()
+			n.metrics.touchesDropped.Add(float64(len(lanes)))
+			return
 		}
-	}
-	if owed {
-		n.notify(ctx)
-	}
-}
-
-func (n *notifier) notify(ctx context.Context) {
-	n.metrics.notifications.Inc()
-	if err := n.call(ctx, n.store.Notify); err != nil {
-		// Not tried again: the dispatchers poll, and the next touch brings the next notification.
-		n.metrics.notifyFailures.Inc()
-		n.log.Debug("cannot notify the dispatchers; they poll", "reason", err.Error())
 	}
 }
 

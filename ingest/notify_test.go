@@ -20,11 +20,12 @@ import (
 // double is a store for tests that are about time or about faults no Postgres makes on demand.
 type double struct {
 	mu       sync.Mutex
-	touches  []int // sizes
+	touches  []int           // sizes
+	at       []time.Duration // of the touches, since began
 	lanes    map[int64]int
 	since    []time.Time // of each touch's first lane
-	notified []time.Duration
 	began    time.Time
+	stopping time.Duration // how long the stop took
 	took     time.Duration // by a touch
 	fault    error         // of a touch
 	pings    func() error
@@ -86,19 +87,13 @@ func (d *double) Touch(ctx context.Context, lanes []store.Touched) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.touches, d.since = append(d.touches, len(lanes)), append(d.since, lanes[0].Since)
+	d.at = append(d.at, time.Since(d.began))
 	for _, lane := range lanes {
 		if d.lanes == nil {
 			d.lanes = map[int64]int{}
 		}
 		d.lanes[lane.LaneID]++
 	}
-	return nil
-}
-
-func (d *double) Notify(context.Context) error {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	d.notified = append(d.notified, time.Since(d.began))
 	return nil
 }
 
@@ -118,41 +113,54 @@ func withNotifier(t *testing.T, d *double, work func(*notifier)) {
 		var running sync.WaitGroup
 		running.Go(func() { n.run(ctx) })
 		work(n)
+		asked := time.Now()
 		stop()
 		running.Wait()
+		d.stopping = time.Since(asked)
 	})
 }
 
 func lane(id int64) []store.Touched { return []store.Touched{{LaneID: id}} }
 
-func TestALoneEventIsNotifiedAtOnce(t *testing.T) {
+func TestALoneEventWakesTheDispatchersAtOnce(t *testing.T) {
 	t.Parallel()
 	d := &double{}
 	withNotifier(t, d, func(n *notifier) {
-		n.touched(lane(1), time.Now())
-		time.Sleep(time.Second)
+		for i := range 30 {
+			n.touched(lane(int64(i)), time.Now())
+			time.Sleep(wakeEvery)
+		}
 	})
-	if diff := cmp.Diff([]time.Duration{0}, d.notified); diff != "" {
-		t.Errorf("notified (-want +got):\n%s", diff)
+	for i, at := range d.at {
+		if want := time.Duration(i) * wakeEvery; at != want {
+			t.Errorf("event %d of a hundred a second was told of after %v, want %v", i, at, want)
+		}
+	}
+	if len(d.at) != 30 {
+		t.Errorf("%d touches, want 30", len(d.at))
 	}
 }
 
-func TestNotificationsComeAtMostEveryTenMillisecondsAndTheLastIsTold(t *testing.T) {
+func TestWakingIsBoundedAndTheLastIsTold(t *testing.T) {
 	t.Parallel()
+	const events = 200 // one a millisecond
 	d := &double{}
 	withNotifier(t, d, func(n *notifier) {
-		for i := range 25 {
+		for i := range events {
 			n.touched(lane(int64(i)), time.Now())
 			time.Sleep(time.Millisecond)
 		}
 		time.Sleep(time.Second)
 	})
-	want := []time.Duration{0, 10 * time.Millisecond, 20 * time.Millisecond, 30 * time.Millisecond}
-	if diff := cmp.Diff(want, d.notified); diff != "" {
-		t.Errorf("notified (-want +got):\n%s", diff)
+	last := d.at[len(d.at)-1]
+	if most := wakeBurst + int(last/wakeEvery); len(d.at) > most {
+		t.Errorf("%d touches in %v, want at most %d", len(d.at), last, most)
 	}
-	if len(d.lanes) != 25 {
-		t.Errorf("%d lanes were touched, want 25", len(d.lanes))
+	if most := events*time.Millisecond + wakeEvery; last > most {
+		t.Errorf("the last touch came after %v, want %v at most", last, most)
+	}
+	if len(d.lanes) != events {
+		t.Errorf("%d lanes were touched, want %d", len(d.lanes), events)
 	}
 }
 
@@ -200,8 +208,8 @@ func TestAFailedTouchIsTriedAgainUntilPostgresIsBack(t *testing.T) {
 		d.set(func() { d.fault = nil })
 		time.Sleep(2 * touchRetryMax)
 	})
-	if d.lanes[1] != 1 || len(d.notified) != 1 {
-		t.Errorf("touched %d times and notified %d times, want once each", d.lanes[1], len(d.notified))
+	if d.lanes[1] != 1 {
+		t.Errorf("touched %d times, want once", d.lanes[1])
 	}
 }
 
@@ -251,8 +259,8 @@ func TestStopFlushes(t *testing.T) {
 		synctest.Wait() // it is at work on lane 1
 		n.touched(lane(2), time.Now())
 	})
-	if d.lanes[1] != 1 || d.lanes[2] != 1 || len(d.notified) == 0 {
-		t.Errorf("lanes touched: %v, notified %d times; want both lanes and a notification", d.lanes, len(d.notified))
+	if d.lanes[1] != 1 || d.lanes[2] != 1 {
+		t.Errorf("lanes touched: %v, want both", d.lanes)
 	}
 }
 
@@ -262,10 +270,9 @@ func TestStopDoesNotWaitForAPostgresThatIsAway(t *testing.T) {
 	withNotifier(t, d, func(n *notifier) {
 		n.touched(lane(1), time.Now())
 		time.Sleep(500 * time.Millisecond)
-		d.began = time.Now()
 	})
-	if len(d.notified) > 0 {
-		t.Error("a notification was sent without a touch")
+	if d.stopping > 2*time.Second || len(d.touches) > 0 {
+		t.Errorf("the stop took %v, with %d touches", d.stopping, len(d.touches))
 	}
 }
 

@@ -34,8 +34,11 @@ UPDATE postrider.lane l SET due_at = least(l.due_at, now()), first_at = least(l.
 FROM (SELECT l.tid FROM ` + latestLanes + ` WHERE l.due_at > now() OR l.first_at > now() - $2::interval) woken
 WHERE l.ctid = woken.tid`
 
-// Touch wakes the lanes that got new deliveries and promotes their keys; call it after the accept's commit, one for
-// many accepts. Losing it costs what the sweep mends, so its commit does not wait for the disk.
+// Touch wakes the lanes that got new deliveries, promotes their keys and notifies the dispatchers; call it after the
+// accept's commit, one for many accepts. Losing it costs what the sweep mends, so its commit does not wait for the disk.
+//
+// NOTIFY takes a database-wide lock at commit, so it has no place in an accepting transaction, and a process should touch
+// about 100 times a second at most.
 //
 // Why it must lock first: a claim whose snapshot is older than the accept's commit finds the lane empty and parks it.
 // Either that claim locked the lane before us: we wait, then see it parked. Or it locks after us: its snapshot, taken
@@ -70,13 +73,13 @@ func (s *Store) touch(ctx context.Context, lanes, keyLanes []int64, keys []strin
 	}
 	defer finish(ctx, conn, &err)
 	b := &pgx.Batch{}
-	b.Queue("begin")
-	b.Queue("SET LOCAL synchronous_commit = off")
+	beginBriefly(b)
 	b.Queue(lockLanes, lanes)
 	if len(keys) > 0 {
 		b.Queue(promoteKeys, keyLanes, keys)
 	}
 	b.Queue(touchLanes, lanes, age)
+	b.Queue("NOTIFY " + channel)
 	b.Queue("commit")
 	return send(ctx, conn, b)
 }
@@ -84,8 +87,7 @@ func (s *Store) touch(ctx context.Context, lanes, keyLanes []int64, keys []strin
 // channel is where dispatchers listen. It is the one name for all installations: each has a database of its own.
 const channel = "postrider_due"
 
-// Notify tells the listening dispatchers that something is due. Never inside an accepting transaction: NOTIFY takes a
-// database-wide lock at commit. At most one per 10 ms and process, on the leading and the trailing edge.
+// Notify tells the listening dispatchers that something is due, where no touch does.
 func (s *Store) Notify(ctx context.Context) error {
 	if _, err := s.pool.Exec(ctx, "NOTIFY "+channel); err != nil {
 		return fmt.Errorf("notify the dispatchers: %w", err)
