@@ -8,7 +8,7 @@ import (
 
 // Config of a dispatcher. The zero value of each field means the default that it names.
 type Config struct {
-	// Senders is how many requests may be in flight at once in this replica. Default 512.
+	// Senders is how many requests may be in flight at once in this replica. Default 1000.
 	Senders int
 
 	// Lease is how long a claim is valid without news from its owner: what the kill -9 of a replica costs its deliveries.
@@ -49,7 +49,7 @@ const day = 24 * time.Hour
 
 // WithDefaults fills in what is zero.
 func (c Config) WithDefaults() Config {
-	fill(&c.Senders, 512)
+	fill(&c.Senders, 1000)
 	fill(&c.Lease, time.Minute)
 	fill(&c.MaxTimeout, 30*time.Second)
 	fill(&c.RecordTime, 5*time.Second)

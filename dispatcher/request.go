@@ -104,13 +104,6 @@ func newRequest(ctx context.Context, e *endpoint, c *store.Claim, userAgent stri
 	return request
 }
 
-// payload reads a body that is shared and never changes.
-type payload struct{ bytes.Reader }
-
-func newPayload(body []byte) *payload {
-	p := &payload{}
-	p.Reset(body)
-	return p
-}
-
-func (*payload) Close() error { return nil }
+// newPayload reads a body that is shared and never changes. It is of types that net/http knows to be in memory: others it
+// sends in a packet of their own after the headers.
+func newPayload(body []byte) io.ReadCloser { return io.NopCloser(bytes.NewReader(body)) }

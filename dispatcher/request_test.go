@@ -122,6 +122,29 @@ func TestRequestCarriesOurHeaders(t *testing.T) {
 	}
 }
 
+// A body that net/http does not know to be in memory goes out in a packet of its own, after the headers: two system calls
+// here and two there for each delivery.
+func TestHeadersAndBodyAreSentTogether(t *testing.T) {
+	t.Parallel()
+	row := testEndpoint(t, 1)
+	e := newEndpoints(Config{}.WithDefaults(), testDependencies(t, newMemory())).prepare(&row)
+	claim := &store.Claim{EventID: uuid.Must(uuid.NewV7()), Body: []byte(`{"amount":1}`)}
+	var sent writes
+	if err := newRequest(t.Context(), e, claim, "Postrider/test", time.Now(), nil).Write(&sent); err != nil {
+		t.Fatal(err)
+	}
+	if len(sent) != 1 || !bytes.HasSuffix(sent[0], claim.Body) {
+		t.Errorf("sent in %d parts: %q; want one that ends in the body", len(sent), sent)
+	}
+}
+
+type writes [][]byte
+
+func (w *writes) Write(p []byte) (int, error) {
+	*w = append(*w, bytes.Clone(p))
+	return len(p), nil
+}
+
 // Signature: right accepted, altered body refused, six-minute-old refused, the previous key accepted inside its window
 // and absent after it.
 func TestSignatureOfARequest(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"sync"
 	"sync/atomic"
 	"time"
 	"unicode/utf8"
@@ -47,9 +48,11 @@ type sender struct {
 	seats     *seats
 	record    func(*job) // blocks while the recorder is behind
 
-	buffer [keptResponse]byte
-	keys   []signature.Key
+	keys []signature.Key
 }
+
+// buffers are for reading responses. Senders that wait for theirs, which is what most do, need none.
+var buffers = sync.Pool{New: func() any { return new([keptResponse]byte) }}
 
 // run sends until there are no more jobs. Once stop is closed, what was not begun is released.
 func (s *sender) run(stop <-chan struct{}, jobs <-chan *job) {
@@ -139,7 +142,7 @@ func (s *sender) exchange(j *job) answer {
 		return s.noAnswer(ctx, j, err)
 	}
 	defer func() { _ = response.Body.Close() }() // nothing depends on how it ends
-	kept, err := s.read(response.Body)
+	kept, err := read(response.Body)
 	a := answer{outcome: outcome{status: response.StatusCode}, response: kept}
 	if response.StatusCode < 200 || response.StatusCode > 299 {
 		// Whatever became of the body, the status says it all.
@@ -172,11 +175,13 @@ func (s *sender) noAnswer(ctx context.Context, j *job, err error) answer {
 }
 
 // read reads a body to its end, or to the bound, and returns what is kept of it: a copy.
-func (s *sender) read(body io.Reader) ([]byte, error) {
-	n, err := fillFrom(body, s.buffer[:])
-	kept := text(s.buffer[:n])
+func read(body io.Reader) ([]byte, error) {
+	buffer, _ := buffers.Get().(*[keptResponse]byte) // it is nothing else
+	defer buffers.Put(buffer)
+	n, err := fillFrom(body, buffer[:])
+	kept := text(buffer[:n])
 	for total := n; err == nil && total < readResponse; total += n {
-		n, err = fillFrom(body, s.buffer[:])
+		n, err = fillFrom(body, buffer[:])
 	}
 	if errors.Is(err, io.EOF) && !errors.Is(err, io.ErrUnexpectedEOF) {
 		err = nil
