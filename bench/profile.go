@@ -18,8 +18,8 @@ const (
 	waitsEvery     = 10 * time.Millisecond
 )
 
-// observe writes, where profiles are wanted, a CPU profile of the dispatcher's first seconds and what the sessions of its
-// database waited for. The function that it returns ends that.
+// observe writes, where profiles are wanted, a CPU profile of the dispatcher's first seconds, what the sessions of its
+// database waited for, and which statements took the time. The function that it returns ends that.
 func (r *run) observe(ctx context.Context, db *database, p *part) (stop func() error) {
 	if !r.profile {
 		return func() error { return nil }
@@ -39,10 +39,36 @@ func (r *run) observe(ctx context.Context, db *database, p *part) (stop func() e
 		waits, err := waitEvents(ctx, db)
 		waited <- errors.Join(err, r.keep(name+".waits.txt", []byte(waits)))
 	}()
+	counting := db.exec(ctx, `CREATE EXTENSION IF NOT EXISTS pg_stat_statements; SELECT pg_stat_statements_reset()`)
 	return func() error {
 		end()
-		return errors.Join(<-profiled, <-waited)
+		statements, err := db.statements(context.WithoutCancel(ctx))
+		return errors.Join(counting, err, r.keep(name+".statements.txt", []byte(statements)), <-profiled, <-waited)
 	}
+}
+
+// preload is what the server must load for statements to be counted.
+var preload = map[string]string{"shared_preload_libraries": "pg_stat_statements", "pg_stat_statements.track_utility": "on"}
+
+// statements tells what was executed since counting began. The times are those of a clock, waits for locks included.
+func (db *database) statements(ctx context.Context) (string, error) {
+	const query = `SELECT calls, total_exec_time, mean_exec_time, rows::float8 / calls, (shared_blks_hit + shared_blks_read)::float8 / calls, wal_bytes::float8 / calls,
+			left(regexp_replace(query, '\s+', ' ', 'g'), 90)
+		FROM pg_stat_statements WHERE dbid = (SELECT oid FROM pg_database WHERE datname = current_database())
+		ORDER BY total_exec_time DESC LIMIT 30`
+	rows, err := db.conn.Query(ctx, query)
+	if err != nil {
+		return "", fmt.Errorf("read the statements: %w", err)
+	}
+	lines := []string{"  calls   total ms  mean ms    rows   pages      WAL  statement (each for a call)"}
+	var calls int64
+	var total, mean, n, pages, wal float64
+	var text string
+	_, err = pgx.ForEachRow(rows, []any{&calls, &total, &mean, &n, &pages, &wal, &text}, func() error {
+		lines = append(lines, fmt.Sprintf("%7d %10.1f %8.3f %7.1f %7.0f %8.0f  %s", calls, total, mean, n, pages, wal, text))
+		return nil
+	})
+	return strings.Join(lines, "\n") + "\n", err
 }
 
 func (r *run) keep(file string, text []byte) error {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"os"
 	"os/exec"
@@ -80,7 +81,11 @@ func (s *stage) open(ctx context.Context) (err error) {
 		return err
 	}
 	s.sink, s.target = sink.NewClient(at.Control), at.Webhooks
-	s.postgres, err = localstack.NewPostgres(ctx, localstack.PostgresOptions{Durable: true, Settings: settings, Progress: s.progress})
+	served := maps.Clone(settings)
+	if s.profile {
+		maps.Copy(served, preload)
+	}
+	s.postgres, err = localstack.NewPostgres(ctx, localstack.PostgresOptions{Durable: true, Settings: served, Progress: s.progress})
 	if err != nil {
 		return err
 	}
