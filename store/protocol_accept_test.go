@@ -292,28 +292,36 @@ func TestAcceptIsNotStaleForWhatMatchingDoesNotConcern(t *testing.T) {
 	}
 }
 
-// NOTIFY takes a lock of the whole server at commit. So neither an accept nor a touch has one in its transaction: what
-// listens hears nothing of them, until it is notified apart.
-func TestAcceptingAndTouchingNotifyNobody(t *testing.T) {
+// NOTIFY takes a lock of the whole database at commit. So an accept has none in its transaction, nor a claim or a
+// completion: what listens hears of a touch alone, which waits for no disk.
+func TestOnlyATouchNotifies(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	e := f.endpoint("a")
 	listener := f.session()
 	listener.exec("COMMIT")
 	listener.exec("LISTEN " + channel)
-	f.accept(f.keyed("k", "k", ""))
-	f.wake("", e)
-	f.complete(Delivered, f.claim(10)...)
 	notifier := f.as("notifier")
-	if err := notifier.Notify(t.Context()); err != nil {
-		t.Fatal(err)
+	touch := func() {
+		t.Helper()
+		if err := notifier.Touch(t.Context(), []Touched{{LaneID: e.LaneID}}); err != nil {
+			t.Fatal(err)
+		}
 	}
+	for range 2 {
+		f.accept(f.keyed("k", "k", ""))
+		touch()
+		f.complete(Delivered, f.claim(10)...)
+	}
+	touch()
 	// Notifications come in the order of their commits.
-	n, err := listener.conn.WaitForNotification(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got := ask[string](f, `SELECT application_name FROM pg_stat_activity WHERE pid = $1`, n.PID); got != "notifier" {
-		t.Errorf("the first notification is of a session named %q, want that of the notifier", got)
+	for i := range 3 {
+		n, err := listener.conn.WaitForNotification(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := ask[string](f, `SELECT application_name FROM pg_stat_activity WHERE pid = $1`, n.PID); got != "notifier" {
+			t.Errorf("notification %d is of a session named %q, want that of the one that touches", i, got)
+		}
 	}
 }
