@@ -180,6 +180,76 @@ func TestALateCommitIsFound(t *testing.T) {
 	}
 }
 
+// Also in a lane that is busy, whose due time tells nothing of it.
+func TestALateCommitToABusyLaneIsFound(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	e := f.endpoint("a")
+	f.settleDown(e)
+	late := f.post("", 1, e)[0]
+	f.exec(`UPDATE postrider.delivery SET available_at = now() - interval '1 h'`)
+	f.post("", 3, e)
+	f.wake("", e)
+	claims := f.claim(2) // and more is due
+	if len(claims) != 2 || claims[0].EventID == late || claims[1].EventID == late {
+		t.Fatalf("claimed %+v; want the search to begin later, or this test shows nothing", claims)
+	}
+	if _, mended, err := f.SweepLanes(t.Context(), 0, 100); err != nil || mended != 1 {
+		t.Fatalf("mended %d, %v; want the lane", mended, err)
+	}
+	if claims = f.claim(1); len(claims) != 1 || claims[0].EventID != late {
+		t.Errorf("claimed %+v, want the late one, which is due the longest", claims)
+	}
+}
+
+// The search for ended leases has the same bound: it never comes to lie after what is in flight.
+func TestAnEndedLeaseIsFoundHoweverLongItsDeliveryWasDue(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	e := f.endpoint("a")
+	f.post("", 1, e)
+	f.wake("", e)
+	lost := f.claim(1)
+	f.settleDown(e) // claims go on beside it
+	f.endLeases()
+	if claims := f.claim(10); len(claims) != 1 || claims[0].DeliveryID != lost[0].DeliveryID || claims[0].Attempt != 2 {
+		t.Errorf("claimed %+v, want the delivery whose lease has ended", claims)
+	}
+	f.checkInFlight()
+}
+
+// What an accept commits within a quarter of a second after its beginning needs nobody to tell how late it is.
+func TestWhatCommitsAMomentLaterNeedsNoHint(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	e := f.endpoint("a")
+	f.exec(`UPDATE postrider.lane SET due_at = now(), first_at = now() - interval '1 m'`)
+	b, err := f.Claim(t.Context(), whole())
+	if err != nil || len(b.Claims) != 0 || b.Lanes != 1 {
+		t.Fatalf("got %+v, %v; want a claim that moves the bound", b, err)
+	}
+	f.post("", 1, e)
+	f.exec(`UPDATE postrider.delivery SET available_at = $1`, b.At.Add(-200*time.Millisecond))
+	f.wake("", e)
+	if claims := f.claim(10); len(claims) != 1 {
+		t.Errorf("claimed %d, want the one whose accept began before the last claim", len(claims))
+	}
+}
+
+// A clock that was an hour ahead and is set back has left bounds in the future.
+func TestAClockThatIsSetBackHidesNothing(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	e := f.endpoint("a")
+	f.post("", 3, e)
+	f.wake("", e)
+	f.claim(1)
+	f.exec(`UPDATE postrider.lane SET first_at = now() + interval '1 h'`)
+	if claims := f.claim(10); len(claims) != 2 {
+		t.Errorf("claimed %d, want both that are due", len(claims))
+	}
+}
+
 // A completion that waited long for its lane promotes a key as of when it began, which may be before the bound that a claim
 // has set meanwhile.
 func TestWhatALateCompletionPromotesIsFound(t *testing.T) {
