@@ -250,3 +250,27 @@ func TestTheSweepMendsAKeysVisibleRows(t *testing.T) {
 		})
 	}
 }
+
+// Accepts that lost their touch are found in one sweep, also among a thousand keys that are well; the work of a sweep is
+// shared by the ordered lanes, so that many of them cost no more than a few.
+func TestAKeyThatLostItsTouchIsFoundAmongManyKeys(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	e := f.endpoint("a", ordered)
+	for i := range 20 { // no ordered ones
+		f.endpoint(fmt.Sprint("other-", i))
+	}
+	event := f.post("", 1)[0]
+	f.exec(`INSERT INTO postrider.delivery (lane_id, endpoint_id, event_id, available_at, ordering_key)
+		SELECT $1, $2, $3, CASE WHEN n <= 1000 THEN now() ELSE 'infinity' END, 'k' || n % 1000 FROM generate_series(1, 2000) n`, e.LaneID, e.ID, event)
+	f.post("lost", 2, e)
+	f.mend()
+	if n := f.visible("lost"); n != 1 {
+		t.Errorf("%d visible rows after a sweep, want 1", n)
+	}
+	for orderedLanes, want := range map[int]int{0: sweepKeysMost, 1: sweepKeysMost, 40: 500, 500: sweepKeysLeast} {
+		if got := keysEach(orderedLanes); got != want {
+			t.Errorf("%d ordered lanes: %d keys of each, want %d", orderedLanes, got, want)
+		}
+	}
+}

@@ -207,7 +207,7 @@ func TestTheSweepWalksAllKeysInBoundedSteps(t *testing.T) {
 	f := newFixture(t)
 	e := f.endpoint("a", ordered)
 	event := f.post("", 1)[0]
-	const keys = 2*sweepKeys + sweepKeys/2
+	const keys = 2*sweepKeysMost + sweepKeysMost/2
 	f.exec(`INSERT INTO postrider.delivery (lane_id, endpoint_id, event_id, available_at, ordering_key)
 		SELECT $1, $2, $3, 'infinity', 'k' || n % $4 FROM generate_series(1, 2 * $4) n`, e.LaneID, e.ID, event, keys)
 	for round := range 3 {
@@ -215,7 +215,7 @@ func TestTheSweepWalksAllKeysInBoundedSteps(t *testing.T) {
 		if err != nil || next != 0 {
 			t.Fatalf("next %d, %v", next, err)
 		}
-		want := min(keys, (round+1)*sweepKeys)
+		want := min(keys, (round+1)*sweepKeysMost)
 		if got := ask[int](f, `SELECT count(*) FROM postrider.delivery WHERE available_at < 'infinity'`); got != want {
 			t.Errorf("round %d: %d keys have a visible row, want %d", round, got, want)
 		}

@@ -38,7 +38,7 @@ func (s *Store) asChore(ctx context.Context, c chore, f func(pgx.Tx) error) erro
 }
 
 // $1 after this lane, $2 lanes at most.
-const someLanes = `SELECT lane_id FROM postrider.lane WHERE lane_id > $1 AND cancelled_at IS NULL ORDER BY lane_id LIMIT $2`
+const someLanes = `SELECT lane_id, ordered FROM postrider.lane WHERE lane_id > $1 AND cancelled_at IS NULL ORDER BY lane_id LIMIT $2`
 
 // $1 lane[]. Due rows that no claim will look at in time, or not look for since they are before first_at. Mend: lockLanes,
 // searchAll.
@@ -113,9 +113,16 @@ WHERE id = ANY(ARRAY(
 
 // Bounds of one sweep's work.
 const (
-	sweepKeys = 100   // keys walked of a lane; the next sweep goes on from there
-	sweepRows = 5_000 // rows parked or unparked
+	sweepKeysLeast = 100    // keys walked of an ordered lane, however many of these there are; the next sweep goes on from there
+	sweepKeysMost  = 2_000  // and however few: some 30 ms
+	sweepKeysAll   = 20_000 // keys that all lanes share in between
+	sweepRows      = 5_000  // rows parked or unparked
 )
+
+// keysEach is how many keys are walked of each ordered lane, where there are so many of these.
+func keysEach(ordered int) int {
+	return max(sweepKeysLeast, min(sweepKeysMost, sweepKeysAll/max(1, ordered)))
+}
 
 // SweepLanes mends a chunk of n lanes after one and returns the last of them, or 0 where the round is complete or another
 // process sweeps.
@@ -125,14 +132,22 @@ func (s *Store) SweepLanes(ctx context.Context, after int64, n int) (next int64,
 		if err != nil {
 			return err
 		}
-		lanes, err := pgx.CollectRows(rows, pgx.RowTo[int64])
-		if err != nil || len(lanes) == 0 {
+		var lanes []int64
+		var lane int64
+		var ordered bool
+		orderedLanes := 0
+		if _, err := pgx.ForEachRow(rows, []any{&lane, &ordered}, func() error {
+			if lanes = append(lanes, lane); ordered {
+				orderedLanes++
+			}
+			return nil
+		}); err != nil || len(lanes) == 0 {
 			return err
 		}
 		if len(lanes) == n {
 			next = lanes[n-1]
 		}
-		w, err := s.findSuspects(ctx, tx, lanes)
+		w, err := s.findSuspects(ctx, tx, lanes, keysEach(orderedLanes))
 		if err != nil {
 			return err
 		}
@@ -155,7 +170,8 @@ type suspects struct {
 	headless, manyHeaded laneKeys
 }
 
-func (s *Store) findSuspects(ctx context.Context, tx pgx.Tx, lanes []int64) (suspects, error) {
+// findSuspects walks so many keys of each ordered lane.
+func (s *Store) findSuspects(ctx context.Context, tx pgx.Tx, lanes []int64, keys int) (suspects, error) {
 	var w suspects
 	after := s.keysAfter(lanes)
 	reached := map[int64]string{}
@@ -168,7 +184,7 @@ func (s *Store) findSuspects(ctx context.Context, tx pgx.Tx, lanes []int64) (sus
 	b := &pgx.Batch{}
 	b.Queue(strandedLanes, lanes).Query(collect(&w.stranded))
 	b.Queue(parkedLanes, lanes).Query(collect(&w.parked))
-	b.Queue(walkKeys, lanes, after, sweepKeys).Query(func(rows pgx.Rows) error {
+	b.Queue(walkKeys, lanes, after, keys).Query(func(rows pgx.Rows) error {
 		var lane int64
 		var key string
 		var last, headless, many bool
