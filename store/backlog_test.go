@@ -247,3 +247,24 @@ func TestBuryingABacklogDelaysNoOtherLane(t *testing.T) {
 		})
 	}
 }
+
+// A namespace that is deleted leaves many lanes with little in each: a chunk is so many rows, of however many lanes.
+func TestAChunkIsOfAsManyLanesAsItTakes(t *testing.T) {
+	t.Parallel()
+	for how, b := range burials {
+		t.Run(how, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			for i := range 40 {
+				e := f.endpoint(fmt.Sprint("e", i))
+				f.backlog(e, 2, false)
+				b.prepare(f, e)
+			}
+			for _, want := range []int{50, 30, 0} {
+				if n, err := b.bury(f.Store, t.Context(), 50); n != want || err != nil {
+					t.Errorf("buried %d, %v; want %d", n, err, want)
+				}
+			}
+		})
+	}
+}

@@ -44,7 +44,7 @@ const (
 SELECT d.id, d.lane_id, d.endpoint_id, d.event_id, '', d.available_at
 FROM (SELECT lane_id FROM postrider.lane l WHERE cancelled_at IS NOT NULL AND lane_id >= $2
         AND (SELECT true FROM postrider.delivery WHERE lane_id = l.lane_id AND ` + beyond + ` AND (claim_token IS NULL OR lease_until <= now()) LIMIT 1)
-      ORDER BY lane_id LIMIT 16) l
+      ORDER BY lane_id) l
 CROSS JOIN LATERAL (
     SELECT * FROM postrider.delivery WHERE lane_id = l.lane_id AND ` + beyond + ` AND (claim_token IS NULL OR lease_until <= now())
     ORDER BY available_at, id LIMIT $1) d
