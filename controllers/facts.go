@@ -100,8 +100,10 @@ func (f *facts) learn(activities []store.Activity, at time.Time) {
 	f.storeTime, f.localTime = at, f.clock()
 	for _, a := range activities {
 		e := f.endpoint(a.EndpointID)
-		if e.activity == a {
-			continue // told again by the overlap of two queries
+		if e.activity == a { // told again by the overlap of two queries
+			// Successes that were not written down may have followed: it is counted until that is over.
+			e.uncounted = e.uncounted || at.Sub(a.LastSuccess) < store.SuccessStep+2*f.budgets.tick
+			continue
 		}
 		e.uncounted = true
 		e.failing = e.failing || e.activity.LastFailure != a.LastFailure || e.activity.Gone != a.Gone

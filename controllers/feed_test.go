@@ -190,6 +190,36 @@ func TestAnIdleSystemEnqueuesNothing(t *testing.T) {
 	})
 }
 
+// Of successes in a row the store writes down one in a while: what they leave of the backlog is seen all the same.
+func TestABacklogIsCountedAgainAfterTheSuccessesThatAreNotWrittenDown(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		const n = 12_000 // so many that this one's regular turn is far off
+		d := newDesk(t.Context(), t, n)
+		d.run(t, 70*time.Second)
+		d.show(n)
+		pending := func(waiting int) {
+			d.store.mutex.Lock()
+			defer d.store.mutex.Unlock()
+			d.store.backlogs[1] = store.Backlog{EndpointID: 1, Pending: waiting}
+		}
+		d.store.tell(success(1), 0)
+		pending(5)
+		time.AfterFunc(store.SuccessStep-time.Millisecond, func() { pending(0) })
+		d.run(t, 5*time.Second)
+		if got := d.feed.facts.figures(1).Pending; got != 0 {
+			t.Errorf("5 s after the first success %d deliveries are said to be pending, want none", got)
+		}
+		d.store.counted = nil
+		d.run(t, 3*time.Second)
+		for _, counted := range d.store.counted {
+			if regular := n / countRound; counted > regular {
+				t.Errorf("%d backlogs were counted later on, want the regular %d", counted, regular)
+			}
+		}
+	})
+}
+
 func TestMaterialChangesAreEnqueuedWithinSeconds(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(*desk){

@@ -3,6 +3,8 @@ package store
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -48,6 +50,13 @@ INSERT INTO postrider.dead_letter (endpoint_id, event_id, replay_no, reason, sta
 SELECT r.endpoint_id, r.event_id, r.replay_no, r.reason, nullif(r.status, 0), r.attempts, r.accepted_at
 FROM unnest($1::bigint[], $2::uuid[], $3::int[], $4::text[], $5::int[], $6::int[], $7::timestamptz[])
      AS r(endpoint_id, event_id, replay_no, reason, status, attempts, accepted_at)`
+
+// $1 endpoint[], $2 how old a success may be: the endpoints to which another success is no news.
+const noNews = `
+SELECT wanted.endpoint_id FROM (SELECT unnest($1::bigint[]) AS endpoint_id) wanted
+CROSS JOIN LATERAL (
+    SELECT failures, last_success_at FROM postrider.endpoint_status WHERE endpoint_id = wanted.endpoint_id ORDER BY moved_at DESC LIMIT 1) l
+WHERE l.failures = 0 AND l.last_success_at > now() - $2::interval`
 
 // $1 endpoint[]. Sorted, as every lock on statuses is.
 const lockStatuses = `
@@ -179,7 +188,8 @@ func (s *Store) completeTogether(ctx context.Context, results []Result, at []int
 	for _, i := range at {
 		recorded[i] = Recorded{Fenced: true}
 	}
-	at, err = matchOwned(ctx, conn, results, at)
+	known := successes(results, at)
+	at, err = matchOwned(ctx, conn, results, at, known)
 	if err != nil || len(at) == 0 {
 		return err
 	}
@@ -188,6 +198,7 @@ func (s *Store) completeTogether(ctx context.Context, results []Result, at []int
 		recorded[i] = Recorded{}
 		c.add(&results[i])
 	}
+	c.leaveOut(known)
 	ready := map[int64]bool{}
 	b := &pgx.Batch{}
 	c.queue(b, ready)
@@ -207,9 +218,11 @@ func (s *Store) completeTogether(ctx context.Context, results []Result, at []int
 //
 // A row whose claim ended while we waited for it is not among them, and yet it stays locked. Whoever has its lane by now
 // would wait for us, as we are about to wait for lanes: so all is let go and matched again without it.
-func matchOwned(ctx context.Context, conn *pgxpool.Conn, results []Result, at []int) ([]int, error) {
+//
+// Which of the endpoints in known a success is no news to is filled in on the way.
+func matchOwned(ctx context.Context, conn *pgxpool.Conn, results []Result, at []int, known map[int64]bool) ([]int, error) {
 	for {
-		owned, err := lockMatching(ctx, conn, results, at)
+		owned, err := lockMatching(ctx, conn, results, at, known)
 		if err != nil {
 			return nil, err
 		}
@@ -235,7 +248,7 @@ func matchOwned(ctx context.Context, conn *pgxpool.Conn, results []Result, at []
 }
 
 // lockMatching begins a transaction and locks the deliveries whose claims still stand.
-func lockMatching(ctx context.Context, conn *pgxpool.Conn, results []Result, at []int) (map[claimKey]bool, error) {
+func lockMatching(ctx context.Context, conn *pgxpool.Conn, results []Result, at []int, known map[int64]bool) (map[claimKey]bool, error) {
 	ids, tokens := make([]int64, len(at)), make([]uuid.UUID, len(at))
 	for n, i := range at {
 		ids[n], tokens[n] = results[i].Claim.DeliveryID, results[i].Claim.Token
@@ -253,7 +266,32 @@ func lockMatching(ctx context.Context, conn *pgxpool.Conn, results []Result, at 
 		}
 		return rows.Err()
 	})
+	if len(known) > 0 {
+		b.Queue(noNews, slices.Collect(maps.Keys(known)), SuccessStep).Query(func(rows pgx.Rows) error {
+			var id int64
+			_, err := pgx.ForEachRow(rows, []any{&id}, func() error { known[id] = true; return nil })
+			return err
+		})
+	}
 	return owned, send(ctx, conn, b)
+}
+
+// successes are the endpoints of some results that all succeeded.
+func successes(results []Result, at []int) map[int64]bool {
+	all, failed := map[int64]bool{}, map[int64]bool{}
+	for _, i := range at {
+		switch r := &results[i]; r.Verdict {
+		case Delivered:
+			all[r.Claim.EndpointID] = false
+		case Released:
+		default:
+			failed[r.Claim.EndpointID] = true
+		}
+	}
+	for id := range failed {
+		delete(all, id)
+	}
+	return all
 }
 
 // completion gathers the columns of one completing transaction.
@@ -380,6 +418,15 @@ func (c *completion) addNews(r *Result) {
 	}
 	news.failed, news.last = true, r
 	news.failures++
+}
+
+// leaveOut drops the news that are none. Read without a lock: had a failure come in between, it would have come after.
+func (c *completion) leaveOut(known map[int64]bool) {
+	for id, known := range known {
+		if known {
+			delete(c.status, id)
+		}
+	}
 }
 
 // queue puts the statements in the order that their locks demand; ready is filled in with the lanes that have more.

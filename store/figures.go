@@ -9,6 +9,11 @@ import (
 // CountLimit bounds the counts of Backlog: a figure of CountLimit means that many or more.
 const CountLimit = 10_000
 
+// SuccessStep is how much earlier than an endpoint's last success Activity.LastSuccess may be: of several successes within it
+// one is written down, or a busy endpoint's row would be locked and written by each completion. So what waits for an endpoint
+// may have changed for as long after its activity did.
+const SuccessStep = time.Second
+
 // Activity is what the last attempts of an endpoint came to. A zero time means never.
 type Activity struct {
 	EndpointID          int64

@@ -138,7 +138,9 @@ func TestTenThousandRequestsASecond(t *testing.T) {
 			forfeited += bucket - full
 			bucket = full
 		}
-		if got, want := len(b.Claims), min(want, 1+int(bucket/token)); got != want {
+		// To the microsecond of a token's due time, a product of floating-point numbers may fall short of it.
+		short := bucket%token == 0 && len(b.Claims) == min(want, int(bucket/token))
+		if got, want := len(b.Claims), min(want, 1+int(bucket/token)); got != want && !short {
 			t.Fatalf("claim %d: got %d deliveries %v after the token, want %d", i, got, b.At.Sub(before), want)
 		}
 		claimed += len(b.Claims)

@@ -129,6 +129,57 @@ func TestWhatIsRecordedOfAnAttempt(t *testing.T) {
 	}
 }
 
+// A busy endpoint's status is written at the first success of each step, and at any success after a failure.
+func TestOfSuccessesInARowOneIsWrittenDown(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	busy, other := f.endpoint("busy"), f.endpoint("other")
+	f.post("", 12, busy, other)
+	f.wake("", busy, other)
+	claims := map[int64][]Claim{}
+	for _, c := range f.claim(100) {
+		claims[c.EndpointID] = append(claims[c.EndpointID], c)
+	}
+	// written records a verdict for one claim of each of some endpoints, and says of which the row was written.
+	written := func(v Verdict, endpoints ...Endpoint) (is [2]bool) {
+		t.Helper()
+		const rows = `SELECT array_agg(ctid::text ORDER BY endpoint_id) FROM postrider.endpoint_status`
+		var batch []Claim
+		for _, e := range endpoints {
+			batch = append(batch, claims[e.ID][0])
+			claims[e.ID] = claims[e.ID][1:]
+		}
+		before := ask[[]string](f, rows)
+		f.complete(v, batch...)
+		for i, row := range ask[[]string](f, rows) {
+			is[i] = row != before[i]
+		}
+		return is
+	}
+	check := func(when string, got, want [2]bool) {
+		t.Helper()
+		if got != want {
+			t.Errorf("%s: written %v, want %v", when, got, want)
+		}
+	}
+	stale := func() {
+		f.exec(`UPDATE postrider.endpoint_status SET last_success_at = now() - $1::interval WHERE endpoint_id = $2`, SuccessStep, busy.ID)
+	}
+	fresh := func() { // whatever time this machine took
+		f.exec(`UPDATE postrider.endpoint_status SET last_success_at = now() + interval '1 min' WHERE last_success_at IS NOT NULL`)
+	}
+	check("the first success", written(Delivered, busy), [2]bool{true, false})
+	fresh()
+	check("the next one, and another endpoint's first", written(Delivered, busy, other), [2]bool{false, true})
+	fresh()
+	check("the next one of both", written(Delivered, busy, other), [2]bool{false, false})
+	check("a failure", written(Retry, busy), [2]bool{true, false})
+	check("the success after it", written(Delivered, busy), [2]bool{true, false})
+	fresh()
+	stale()
+	check("a success after a step", written(Delivered, busy, other), [2]bool{true, false})
+}
+
 func TestTheStatusOfAnEndpoint(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
