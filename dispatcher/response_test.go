@@ -124,6 +124,7 @@ func TestDeliveriesToOneHostShareAHandfulOfConnections(t *testing.T) {
 		world := outside{roots: rootsOf(server)}
 		d := start(t, Config{Senders: 16}, testDependencies(t, m), world)
 		waitFor(t, "200 deliveries", func() bool { return m.pending() == 0 })
+		first := opened.Load()
 		for range 50 {
 			m.add(endpoint)
 		}
@@ -132,10 +133,13 @@ func TestDeliveriesToOneHostShareAHandfulOfConnections(t *testing.T) {
 		if got := len(m.recorded()); got != 250 {
 			t.Errorf("attempts over HTTP/%d: got %d, want 250", protocol, got)
 		}
-		// Half of the senders may be busy with one endpoint. A few more connections are made in the first moments, for
-		// requests that then find a connection free before their own is there.
-		if got := opened.Load(); got > 16 {
-			t.Errorf("connections over HTTP/%d: got %d, want 8 or a few more", protocol, got)
+		// Half of the senders may be busy with one endpoint. More connections are made in the first moments, for requests
+		// that then find a connection free before their own is there: on a busy machine handshakes are slow.
+		if first > 50 {
+			t.Errorf("connections over HTTP/%d: got %d, want 8 or some more", protocol, first)
+		}
+		if more := opened.Load() - first; more > 8 {
+			t.Errorf("connections over HTTP/%d: got %d more for the next deliveries, want those used that are there", protocol, more)
 		}
 	}
 }
