@@ -11,5 +11,6 @@
 //
 // Start at [Store], then follow a delivery: [Store.Accept], [Store.Touch], [Store.Claim], [Store.Complete]. What a
 // crash leaves behind is mended by the chores in sweep.go; how rows are found while a held snapshot keeps their dead
-// versions stands in latest.go. The package may import migrations and nothing else of ours.
+// versions stands in latest.go. PROTOCOLS.md names the test that holds each rule. The package may import migrations and
+// nothing else of ours.
 package store

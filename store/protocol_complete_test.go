@@ -326,3 +326,35 @@ func TestACompletionLetsGoOfWhatIsNoLongerItsOwn(t *testing.T) {
 		t.Errorf("got %+v, want the first fenced and the second recorded", got)
 	}
 }
+
+// Nor does an extension hold a delivery while it waits for the lane of a probe.
+func TestAnExtensionHoldsNoDeliveryWhileItWaitsForALane(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	e := f.endpoint("a")
+	f.post("", 1, e)
+	f.exec(`UPDATE postrider.lane SET open_until = now() - interval '1 s'`)
+	f.wake("", e)
+	probe := f.claim(10)
+	if len(probe) != 1 || !probe[0].Probe {
+		t.Fatalf("claimed %+v, want a probe", probe)
+	}
+	holder := f.session()
+	holder.lockLane(e)
+	owner := f.as("owner")
+	extending := begin(t, func(ctx context.Context) (map[int64]bool, error) {
+		extended, _, err := owner.Extend(ctx, []Lease{{DeliveryID: probe[0].DeliveryID, LaneID: e.LaneID, Token: probe[0].Token, Probe: true}}, time.Minute)
+		return extended, err
+	})
+	if !f.blocked("owner", extending.done) {
+		t.Fatal("the extension does not wait for the lane")
+	}
+	holder.exec(`SET LOCAL lock_timeout = '200ms'`)
+	if err := holder.try(`SELECT FROM postrider.delivery WHERE id = $1 FOR UPDATE`, probe[0].DeliveryID); err != nil {
+		t.Errorf("the delivery is locked: %v", err)
+	}
+	holder.exec("ROLLBACK")
+	if got := extending.result(); !got[probe[0].DeliveryID] {
+		t.Error("the lease was not extended")
+	}
+}
