@@ -22,6 +22,8 @@ const (
 	// Idle connections kept, per sender: with many endpoints each has its own. One costs about 30 KiB with TLS.
 	idleConnsPerSender = 2
 	maxResponseHeader  = 64 << 10
+	// A usual answer has a few hundred bytes; larger ones are read in more steps, and bodies into a buffer of the sender's.
+	readBuffer = 2 << 10
 	// A peer that vanished is noticed by pings, or every request over its HTTP/2 connection would run into its timeout.
 	pingAfter   = 15 * time.Second
 	pingTimeout = 5 * time.Second
@@ -159,6 +161,7 @@ func newTransport(n *network, senders int, timeout time.Duration, roots *x509.Ce
 		MaxIdleConnsPerHost:    senders,
 		IdleConnTimeout:        idleConnTimeout,
 		MaxResponseHeaderBytes: maxResponseHeader,
+		ReadBufferSize:         readBuffer,
 		HTTP2: &http.HTTP2Config{
 			SendPingTimeout:               pingAfter,
 			PingTimeout:                   pingTimeout,
