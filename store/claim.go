@@ -182,6 +182,8 @@ func (s *Store) take(ctx context.Context, conn *pgxpool.Conn, r ClaimRequest, id
 		}
 		return rows.Err()
 	})
-	commitBriefly(b)
-	return batch, send(ctx, conn, b)
+	s.commitBriefly(b)
+	err := send(ctx, conn, b)
+	s.heed(err)
+	return batch, err
 }

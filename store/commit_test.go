@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/postrider/postrider/migrations"
 	"github.com/postrider/postrider/test/localstack"
 )
@@ -77,4 +79,42 @@ func TestACommitUnderWayKeepsNoLaneAndIsNotToldOf(t *testing.T) {
 		}
 		return err
 	}, func() bool { return ask[int](f, `SELECT inflight FROM postrider.lane`) == 0 })
+}
+
+// Where the role may not write the note that a commit waits by, one claim finds out, and the others wait with their locks.
+func TestARoleThatMayWriteNoNotesStillClaimsAndCompletes(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	r := newRole(f, "p")
+	f.exec(`REVOKE EXECUTE ON FUNCTION pg_logical_emit_message(boolean, text, text) FROM PUBLIC`)
+	name := pgx.Identifier{r.name}.Sanitize()
+	f.exec(`GRANT USAGE ON SCHEMA postrider TO ` + name)
+	f.exec(`GRANT ALL ON ALL TABLES IN SCHEMA postrider TO ` + name)
+	limited := openStore(t, r.dsn("p"))
+	e := f.endpoint("a")
+	f.post("", 2, e)
+	f.wake("", e)
+	one := whole()
+	one.Budget = 1
+	if _, err := limited.Claim(t.Context(), one); err == nil {
+		t.Fatal("the first claim was told of though nobody waited for its commit")
+	}
+	batch, err := limited.Claim(t.Context(), whole())
+	if err != nil || len(batch.Claims) != 1 {
+		t.Fatalf("then: got %+v, %v; want the other delivery", batch, err)
+	}
+	if recorded, err := limited.Complete(t.Context(), results(Delivered, batch.Claims...)); err != nil || recorded[0] != (Recorded{Ready: recorded[0].Ready}) {
+		t.Errorf("got %+v, %v", recorded, err)
+	}
+	// And a completion finds out too.
+	another := openStore(t, r.dsn("p"))
+	f.post("", 1, e)
+	f.wake("", e)
+	claims := f.claim(1)
+	if _, err := another.Complete(t.Context(), results(Delivered, claims...)); err == nil {
+		t.Fatal("the first completion was told of though nobody waited for its commit")
+	}
+	if recorded, err := another.Complete(t.Context(), results(Delivered, claims...)); err != nil || !recorded[0].Fenced {
+		t.Errorf("again: got %+v, %v; want it recorded before", recorded, err)
+	}
 }

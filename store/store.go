@@ -7,6 +7,7 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -58,8 +59,9 @@ type Store struct {
 	pool    *pgxpool.Pool
 	options Options
 
-	clock *databaseClock
-	ready readyCursor
+	clock   *databaseClock
+	ready   readyCursor
+	noNotes atomic.Bool // see commitBriefly
 
 	keysMu sync.Mutex
 	keys   map[int64]string // sweep: the ordering key after which to go on, by lane
