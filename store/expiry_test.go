@@ -1,6 +1,7 @@
 package store
 
 import (
+	"context"
 	"testing"
 	"time"
 )
@@ -60,4 +61,31 @@ func TestExpiryLooksAgainUnderTheLanesLock(t *testing.T) {
 			}
 		})
 	}
+}
+
+// The probe of a half-open circuit may be taken while the chore waits for the lane: it is its owner's then.
+func TestExpiryLeavesTheProbeThatIsBeingClaimed(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	e := f.endpoint("a", fragile(1), func(p *EndpointSpec) { p.MaxDuration, p.MaxConcurrency = time.Hour, 1 })
+	f.post("", 3, e)
+	f.wake("", e)
+	f.complete(Retry, f.claim(1)...) // opens the circuit
+	f.exec(`UPDATE postrider.delivery SET accepted_at = now() - interval '1 d', available_at = now() - interval '1 d'`)
+	f.exec(`UPDATE postrider.lane SET first_at = '-infinity'`)
+	f.endCooldown(e)
+	slow, chore := f.gated("claimer", "UPDATE", "lane"), f.as("chore")
+	claiming := begin(t, func(ctx context.Context) (Batch, error) { return slow.Claim(ctx, whole()) })
+	f.blocked("claimer", claiming.done)
+	burying := begin(t, func(ctx context.Context) (int, error) { return chore.ExpireBacklogs(ctx, 100) })
+	if !f.blocked("chore", burying.done) {
+		t.Error("the chore did not wait for the lane")
+	}
+	slow.open()
+	probe := claiming.result().Claims
+	if n := burying.result(); n != 2 || len(probe) != 1 {
+		t.Errorf("buried %d, claimed %d; want 2, and the probe", n, len(probe))
+	}
+	f.checkInFlight()
+	f.complete(Delivered, probe...)
 }
