@@ -159,3 +159,62 @@ func TestChoresRunOnAnEmptyAndAFullQueue(t *testing.T) {
 		}
 	}
 }
+
+// D8, as far as the queue goes: a delivery that is replayed twice while its retry is pending is three rows, each with its
+// own attempts, and the retry comes when it was to come.
+func TestReplaysStandBesideTheirDeliveryAndEachOther(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	e := f.endpoint("a")
+	id := f.post("", 1, e)[0]
+	f.wake("", e)
+	retried := results(Retry, f.claim(10)...)
+	retried[0].Delay = time.Hour
+	if _, err := f.Complete(t.Context(), retried); err != nil {
+		t.Fatal(err)
+	}
+	due := `SELECT available_at FROM postrider.delivery WHERE replay_no = 0`
+	before := ask[time.Time](f, due)
+	f.exec(`INSERT INTO postrider.delivery (lane_id, endpoint_id, event_id, available_at, replay_no)
+		SELECT $1, $2, $3, now(), n FROM generate_series(1, 2) n`, e.LaneID, e.ID, id)
+	f.wake("", e)
+	replays := f.claim(10)
+	if len(replays) != 2 || replays[0].ReplayNo+replays[1].ReplayNo != 3 || replays[0].Attempt != 1 || replays[1].Attempt != 1 {
+		t.Fatalf("claimed %+v, want the first attempts of the two replays", replays)
+	}
+	f.complete(Delivered, replays[0])
+	f.complete(Retry, replays[1])
+	f.complete(Dead, f.claim(10)...)
+	if after := ask[time.Time](f, due); !after.Equal(before) {
+		t.Errorf("the retry is due at %v, and was at %v", after, before)
+	}
+	f.exec(`UPDATE postrider.delivery SET available_at = now()`)
+	f.wake("", e)
+	last := f.claim(10)
+	if len(last) != 1 || last[0].ReplayNo != 0 || last[0].Attempt != 2 {
+		t.Fatalf("claimed %+v, want the second attempt of the delivery itself", last)
+	}
+	f.complete(Delivered, last...)
+	detail, err := f.Event(t.Context(), "billing", "ns-1", id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[int]DeliveryDetail{}
+	for _, d := range detail.Deliveries {
+		got[d.ReplayNo] = d
+	}
+	for replay, want := range map[int]struct {
+		state    DeliveryState
+		attempts int
+	}{0: {StateDelivered, 2}, replays[0].ReplayNo: {StateDelivered, 1}, replays[1].ReplayNo: {StateDead, 2}} {
+		d := got[replay]
+		if d.State != want.state || len(d.Attempts) != want.attempts {
+			t.Errorf("replay %d: got %s after %d attempts, want %s after %d", replay, d.State, len(d.Attempts), want.state, want.attempts)
+		}
+		for i, a := range d.Attempts {
+			if a.Number != i+1 {
+				t.Errorf("replay %d: attempt %d has number %d", replay, i+1, a.Number)
+			}
+		}
+	}
+}
