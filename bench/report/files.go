@@ -30,6 +30,13 @@ func Files(f Figures) (map[string][]byte, error) {
 	if err := t.Execute(&text, map[string]any{
 		"Facts": f, "Disturbed": others > quiet, "Goals": f.verdicts(), "Baselines": f.table(baselines), "Rates": f.table(rates), "Latencies": f.table(latencies), "Costs": f.table(costs),
 		"Count": func(key string) string { v, _ := f.number(key); return short(v) },
+		"Figure": func(format, key string) string {
+			v, ok := f.number(key)
+			if !ok {
+				return "(not measured)"
+			}
+			return fmt.Sprintf(format, v)
+		},
 	}); err != nil {
 		return nil, fmt.Errorf("write the page: %w", err)
 	}

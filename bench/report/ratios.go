@@ -25,6 +25,7 @@ func AddRatios(round map[string]float64) {
 	ratio("ratio_drain_thousand_vs_limit", "drain_thousand_per_s", "baseline_limit_per_s")
 	ratio("ratio_drain_hot_vs_limit", "drain_hot_per_s", "baseline_limit_per_s")
 	ratio("ratio_drain_vs_river_tuned", "drain_per_s_postrider", "drain_per_s_river_tuned")
+	ratio("ratio_limit_vs_river_tuned", "baseline_limit_per_s", "drain_per_s_river_tuned")
 	ratio("ratio_drain_vs_river_default", "drain_per_s_postrider", "drain_per_s_river_default")
 	ratio("ratio_accept_deliver_vs_limit", "accept_deliver_per_s", "baseline_accept_deliver_per_s")
 	ratio("ratio_latency_p50_vs_two_commits_plus_post", "latency_at_100_per_s_p50_ms", "two_commits_plus_post_ms")
