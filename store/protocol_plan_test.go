@@ -26,6 +26,7 @@ var hotStatements = []struct{ name, sql, index string }{
 	{"settleLanes", settleLanes, "lane_latest"},
 	{"lockLanes", lockLanes, "lane_latest"},
 	{"lockStatuses", lockStatuses, "endpoint_status_latest"},
+	{"noNews", noNews, "endpoint_status_latest"},
 	{"noteStatus", noteStatus, "endpoint_status_latest"},
 	{"markStatuses", markStatuses, "endpoint_status_latest"},
 	{"searchAll", searchAll, "lane_latest"},
