@@ -32,7 +32,7 @@ const memoryShare = 0.9
 // limitMemory sets that limit and returns it in bytes, or what GOMEMLIMIT says; math.MaxInt64: there is none.
 func limitMemory(log *slog.Logger) int64 {
 	limit, err := memlimit.Set(memlimit.WithRatio(memoryShare))
-	if err != nil && !errors.Is(err, memlimit.ErrNoLimit) && !errors.Is(err, memlimit.ErrCgroupsNotSupported) && !errors.Is(err, memlimit.ErrNoCgroup) {
+	if err != nil && !errors.Is(err, memlimit.ErrCgroupsNotSupported) && !errors.Is(err, memlimit.ErrNoCgroup) {
 		log.Warn("the container's memory limit cannot be read; set GOMEMLIMIT", "reason", err.Error())
 	}
 	return limit
