@@ -97,12 +97,13 @@ func (f *facts) await(ctx context.Context) bool {
 func (f *facts) learn(activities []store.Activity, at time.Time) {
 	f.mutex.Lock()
 	defer f.mutex.Unlock()
+	before := f.storeTime
 	f.storeTime, f.localTime = at, f.clock()
 	for _, a := range activities {
 		e := f.endpoint(a.EndpointID)
 		if e.activity == a { // told again by the overlap of two queries
-			// Successes that were not written down may have followed: it is counted until that is over.
-			e.uncounted = e.uncounted || at.Sub(a.LastSuccess) < store.SuccessStep+2*f.budgets.tick
+			// Successes that were not written down may have followed until now: it is counted once more after that.
+			e.uncounted = e.uncounted || before.Sub(a.LastSuccess) < store.SuccessStep+f.budgets.tick
 			continue
 		}
 		e.uncounted = true

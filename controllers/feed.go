@@ -18,7 +18,8 @@ import (
 
 const (
 	// activityOverlap is how far queries for activity reach back over one another: what commits late carries the time
-	// at which its transaction began.
+	// at which its transaction began. And a success that closes a circuit but is not written down (store.SuccessStep) is told
+	// by it.
 	activityOverlap = 10 * time.Second
 	// countAtOnce bounds the backlogs counted in one tick, countRound is in how many ticks all have had their turn.
 	countAtOnce   = 500
