@@ -122,7 +122,8 @@ func (f *fixture) blocked(name string, done <-chan struct{}) (waits bool) {
 		default:
 		}
 		waits = ask[bool](f, `SELECT EXISTS (SELECT FROM pg_stat_activity
-			WHERE datname = current_database() AND application_name = $1 AND wait_event_type = 'Lock')`, name)
+			WHERE datname = current_database() AND application_name = $1 AND wait_event_type = 'Lock'
+			AND wait_event <> 'object')`, name) // that is the lock of notifications, of all databases of the server
 		return waits
 	})
 	return waits

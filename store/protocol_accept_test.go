@@ -293,8 +293,8 @@ func TestAcceptIsNotStaleForWhatMatchingDoesNotConcern(t *testing.T) {
 	}
 }
 
-// NOTIFY takes a lock of the whole database at commit. So an accept has none in its transaction, nor a claim or a
-// completion: what listens hears of a touch alone, which waits for no disk.
+// NOTIFY takes a lock of the whole server at commit. So an accept has none in its transaction, nor a claim or a
+// completion: what listens hears of a touch alone.
 func TestOnlyATouchNotifies(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)

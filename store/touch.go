@@ -37,8 +37,9 @@ WHERE l.ctid = woken.tid`
 // Touch wakes the lanes that got new deliveries, promotes their keys and notifies the dispatchers; call it after the
 // accept's commit, one for many accepts. Losing it costs what the sweep mends, so its commit does not wait for the disk.
 //
-// NOTIFY takes a database-wide lock at commit, so it has no place in an accepting transaction, and a process should touch
-// about 100 times a second at most.
+// NOTIFY takes a lock of the whole server at commit, which whoever else notifies keeps until its own commit is on disk. So it
+// has no place in an accepting transaction, comes after the touch has let its lanes go, and a process should touch about 100
+// times a second at most.
 //
 // Why it must lock first: a claim whose snapshot is older than the accept's commit finds the lane empty and parks it.
 // Either that claim locked the lane before us: we wait, then see it parked. Or it locks after us: its snapshot, taken
@@ -79,8 +80,8 @@ func (s *Store) touch(ctx context.Context, lanes, keyLanes []int64, keys []strin
 		b.Queue(promoteKeys, keyLanes, keys)
 	}
 	b.Queue(touchLanes, lanes, age)
-	b.Queue("NOTIFY " + channel)
 	b.Queue("commit")
+	b.Queue("NOTIFY " + channel)
 	return send(ctx, conn, b)
 }
 
