@@ -111,7 +111,7 @@ LEFT JOIN LATERAL (
     SELECT type, content_type, traceparent, headers, body FROM postrider.pinned_event WHERE id = k.event_id
     LIMIT 1) b ON true`
 
-// Claim takes due deliveries of ready lanes, in turn, and commits before it returns: one transaction of two round trips.
+// Claim takes due deliveries of ready lanes, in turn, and commits before it returns: two round trips.
 //
 // Two statements, because a statement's snapshot is older than the locks it takes: reading the deliveries in the
 // statement that locks the lane misses what a completion or an accept committed just before, and the claim would then
@@ -130,6 +130,9 @@ func (s *Store) Claim(ctx context.Context, r ClaimRequest) (batch Batch, err err
 		return Batch{}, fmt.Errorf("claim: %w", err)
 	}
 	defer finish(ctx, conn, &err)
+	if err = s.learnNotes(ctx, conn); err != nil {
+		return Batch{}, fmt.Errorf("claim: %w", err)
+	}
 
 	ready, err := s.lockForClaim(ctx, conn, lanes, exclude)
 	if err != nil {

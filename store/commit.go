@@ -1,10 +1,13 @@
 package store
 
 import (
+	"context"
 	"errors"
+	"fmt"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // How claims and completions commit: in two steps. Postgres keeps the locks of a transaction until its commit is on disk,
@@ -12,8 +15,9 @@ import (
 // does not wait, and lets the locks go; the second one, of a mere note in the log, waits until all before it in the log is
 // on disk, and on those standbys that synchronous_commit asks for.
 //
-// The caller hears of neither before both are done, so nobody acts on what could still be lost. Whoever sees the changes
-// earlier cannot outlive them: what it commits comes later in the log.
+// The caller hears of neither before both are done, so nothing is sent for a claim that could still be lost. Whoever sees the
+// changes earlier cannot outlive them: what it commits comes later in the log. Who only reads may have told of what a crash
+// then takes back, and will tell of it once more.
 
 // beginBriefly queues the beginning of a transaction whose locks are not kept until its commit is on disk.
 func beginBriefly(b *pgx.Batch) {
@@ -25,7 +29,7 @@ func beginBriefly(b *pgx.Batch) {
 // is safe. A transaction that writes nothing to the log would not wait for it, hence the note. A role that may not write one
 // waits for the disk with its locks.
 func (s *Store) commitBriefly(b *pgx.Batch) {
-	if s.noNotes.Load() {
+	if s.notes.Load() == notesForbidden {
 		b.Queue("SET LOCAL synchronous_commit TO DEFAULT")
 		b.Queue("commit")
 		return
@@ -34,11 +38,38 @@ func (s *Store) commitBriefly(b *pgx.Batch) {
 	b.Queue("SELECT pg_logical_emit_message(true, 'postrider', '')")
 }
 
-// heed remembers from the error of such a transaction that the role may not write notes. The one that met it is committed
-// and not waited for: a claim of it is lost until its lease ends, results are recorded once more.
+// What is known of the right to write notes.
+const (
+	notesUnknown int32 = iota
+	notesAllowed
+	notesForbidden
+)
+
+const mayWriteNotes = `
+SELECT bool_and(has_function_privilege(oid, 'EXECUTE')) FROM pg_catalog.pg_proc
+WHERE proname = 'pg_logical_emit_message' AND pronamespace = 'pg_catalog'::regnamespace`
+
+// learnNotes asks once whether the role may write notes, before the first transaction that would end with one.
+func (s *Store) learnNotes(ctx context.Context, conn *pgxpool.Conn) error {
+	if s.notes.Load() != notesUnknown {
+		return nil
+	}
+	var may bool
+	if err := conn.QueryRow(ctx, mayWriteNotes).Scan(&may); err != nil {
+		return fmt.Errorf("look at the role's rights: %w", err)
+	}
+	if may {
+		s.notes.Store(notesAllowed)
+	} else {
+		s.notes.Store(notesForbidden)
+	}
+	return nil
+}
+
+// heed has it asked again after an error that tells of a right which was taken away.
 func (s *Store) heed(err error) {
 	var pg *pgconn.PgError
 	if errors.As(err, &pg) && pg.Code == "42501" {
-		s.noNotes.Store(true)
+		s.notes.Store(notesUnknown)
 	}
 }

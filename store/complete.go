@@ -50,12 +50,21 @@ SELECT r.endpoint_id, r.event_id, r.replay_no, r.reason, nullif(r.status, 0), r.
 FROM unnest($1::bigint[], $2::uuid[], $3::int[], $4::text[], $5::int[], $6::int[], $7::timestamptz[])
      AS r(endpoint_id, event_id, replay_no, reason, status, attempts, accepted_at)`
 
-// $1 endpoint[], $2 how old a success may be: the endpoints to which another success is no news.
+// $1 endpoint[], $2 how old a success may be: the endpoints to which another success is no news. One of the future is of a
+// clock that was set back since.
 const noNews = `
 SELECT wanted.endpoint_id FROM (SELECT unnest($1::bigint[]) AS endpoint_id) wanted
 CROSS JOIN LATERAL (
     SELECT failures, last_success_at FROM postrider.endpoint_status WHERE endpoint_id = wanted.endpoint_id ORDER BY moved_at DESC LIMIT 1) l
-WHERE l.failures = 0 AND l.last_success_at > now() - $2::interval`
+WHERE l.failures = 0 AND l.last_success_at > now() - $2::interval AND l.last_success_at <= now() + $2`
+
+// $1 endpoint[], of which a success was said to be no news. It was if a failure was recorded meanwhile. After lockLanes: what
+// another completion said of them is committed by now, or comes after us.
+const newsAfterAll = `
+SELECT wanted.endpoint_id FROM (SELECT unnest($1::bigint[]) AS endpoint_id) wanted
+CROSS JOIN LATERAL (
+    SELECT failures FROM postrider.endpoint_status WHERE endpoint_id = wanted.endpoint_id ORDER BY moved_at DESC LIMIT 1) l
+WHERE l.failures > 0`
 
 // $1 endpoint[]. Sorted, as every lock on statuses is.
 const lockStatuses = `
@@ -135,7 +144,7 @@ WHERE l.ctid = c.tid
 RETURNING l.lane_id, l.ready_at <= now()`
 
 // Complete records results, 500 at most, in one transaction, and commits before it returns. Claimed rows are locked
-// first and lanes last, so that a lane is held for little more than the commit.
+// first and lanes last, so that a lane is held for a moment only.
 //
 // An error means that nothing is known to be recorded; repeating the same results is harmless, since their tokens no
 // longer match once they are. A result whose values the database refuses fails alone: Recorded.Err.
@@ -184,6 +193,9 @@ func (s *Store) completeTogether(ctx context.Context, results []Result, at []int
 		return err
 	}
 	defer finish(ctx, conn, &err)
+	if err = s.learnNotes(ctx, conn); err != nil {
+		return err
+	}
 	for _, i := range at {
 		recorded[i] = Recorded{Fenced: true}
 	}
@@ -209,7 +221,24 @@ func (s *Store) completeTogether(ctx context.Context, results []Result, at []int
 	for _, i := range at {
 		recorded[i].Ready = ready[results[i].Claim.LaneID]
 	}
-	return nil
+	return s.noteLate(ctx, conn, c.late)
+}
+
+// noteLate writes down the successes that were news after all, in a transaction of its own: statuses are locked before lanes.
+// An error has the results recorded once more, to no effect, and the next success writes the same down.
+func (s *Store) noteLate(ctx context.Context, conn *pgxpool.Conn, endpoints []int64) error {
+	if len(endpoints) == 0 {
+		return nil
+	}
+	news := completion{status: map[int64]*endpointNews{}}
+	for _, id := range endpoints {
+		news.status[id] = &endpointNews{ok: true}
+	}
+	b := &pgx.Batch{}
+	beginBriefly(b)
+	news.queueStatus(b)
+	b.Queue("commit")
+	return send(ctx, conn, b)
 }
 
 // matchOwned begins the transaction, locks the deliveries whose claims still stand, and returns the indices of their
@@ -254,6 +283,9 @@ func lockMatching(ctx context.Context, conn *pgxpool.Conn, results []Result, at 
 		ids[n], tokens[n] = results[i].Claim.DeliveryID, results[i].Claim.Token
 	}
 	owned := make(map[claimKey]bool, len(at))
+	for id := range known {
+		known[id] = false // it was true in an earlier round, at most
+	}
 	b := &pgx.Batch{}
 	beginBriefly(b)
 	b.Queue(matchClaims, ids, tokens).Query(func(rows pgx.Rows) error {

@@ -36,6 +36,8 @@ type completion struct {
 		accepted []time.Time
 	}
 	status map[int64]*endpointNews
+	noNews []int64 // endpoints whose success need not be written down
+	late   []int64 // of these, the ones where it must be after all; filled in when the batch is sent
 
 	lane struct {
 		id      []int64
@@ -133,11 +135,12 @@ func (c *completion) addNews(r *Result) {
 	news.failures++
 }
 
-// leaveOut drops the news that are none. Read without a lock: had a failure come in between, it would have come after.
+// leaveOut drops the news that are none.
 func (c *completion) leaveOut(known map[int64]bool) {
-	for id, known := range known {
-		if known {
+	for id := range c.status {
+		if known[id] {
 			delete(c.status, id)
+			c.noNews = append(c.noNews, id)
 		}
 	}
 }
@@ -164,6 +167,12 @@ func (c *completion) queue(b *pgx.Batch, ready map[int64]bool) {
 			var id int64
 			var now bool
 			_, err := pgx.ForEachRow(rows, []any{&id, &now}, func() error { ready[id] = now; return nil })
+			return err
+		})
+	}
+	if len(c.noNews) > 0 {
+		b.Queue(newsAfterAll, c.noNews).Query(func(rows pgx.Rows) (err error) {
+			c.late, err = pgx.CollectRows(rows, pgx.RowTo[int64])
 			return err
 		})
 	}

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"context"
 	"strings"
 	"testing"
 	"time"
@@ -166,7 +167,7 @@ func TestOfSuccessesInARowOneIsWrittenDown(t *testing.T) {
 		f.exec(`UPDATE postrider.endpoint_status SET last_success_at = now() - $1::interval WHERE endpoint_id = $2`, SuccessStep, busy.ID)
 	}
 	fresh := func() { // whatever time this machine took
-		f.exec(`UPDATE postrider.endpoint_status SET last_success_at = now() + interval '1 min' WHERE last_success_at IS NOT NULL`)
+		f.exec(`UPDATE postrider.endpoint_status SET last_success_at = now() + 0.9 * $1::interval WHERE last_success_at IS NOT NULL`, SuccessStep)
 	}
 	check("the first success", written(Delivered, busy), [2]bool{true, false})
 	fresh()
@@ -178,6 +179,37 @@ func TestOfSuccessesInARowOneIsWrittenDown(t *testing.T) {
 	fresh()
 	stale()
 	check("a success after a step", written(Delivered, busy, other), [2]bool{true, false})
+	f.exec(`UPDATE postrider.endpoint_status SET last_success_at = now() + interval '1 h'`)
+	check("a success once the clock was set back", written(Delivered, busy), [2]bool{true, false})
+}
+
+// While a failure is being recorded, a success that need not be written down is recorded after it: it must be after all.
+func TestASuccessBesideAFailureThatIsBeingRecordedIsWrittenDown(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	e := f.endpoint("a")
+	f.post("", 3, e)
+	f.wake("", e)
+	claims := f.claim(3)
+	f.complete(Delivered, claims[0])
+	f.exec(`UPDATE postrider.endpoint_status SET last_success_at = now() + 0.9 * $1::interval`, SuccessStep)
+	failing, later := f.gated("failing", "UPDATE", "lane"), f.as("later")
+	first := begin(t, func(ctx context.Context) ([]Recorded, error) { return failing.Complete(ctx, results(Dead, claims[1])) })
+	if !f.blocked("failing", first.done) {
+		t.Fatal("the failure was recorded through the gate")
+	}
+	second := begin(t, func(ctx context.Context) ([]Recorded, error) {
+		return later.Complete(ctx, results(Delivered, claims[2]))
+	})
+	if !f.blocked("later", second.done) {
+		t.Fatal("the success did not wait for the lane")
+	}
+	failing.open()
+	first.result()
+	second.result()
+	if n := ask[int](f, `SELECT failures FROM postrider.endpoint_status`); n != 0 {
+		t.Errorf("%d consecutive failures after a success that was recorded last, want none", n)
+	}
 }
 
 func TestTheStatusOfAnEndpoint(t *testing.T) {
