@@ -35,7 +35,7 @@ type WebhookEndpointStatus struct {
 	// +kubebuilder:validation:MaxItems=10
 	SigningKeys []SigningKeyStatus `json:"signingKeys,omitempty"`
 
-	// lastSuccessTime is when the receiver last answered 2xx.
+	// lastSuccessTime is when the receiver last answered 2xx, to within a second or so.
 	// +optional
 	LastSuccessTime *metav1.Time `json:"lastSuccessTime,omitempty"`
 
