@@ -110,6 +110,32 @@ func TestClaimWaitsForTheOldestLaneWhenAllAreLocked(t *testing.T) {
 	}
 }
 
+// A claim that has to wait although it skips what is locked gives up what it has, and waits holding nothing.
+func TestAClaimThatWaitsWhereItShouldSkipStartsAnew(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	e := f.endpoint("a")
+	claimer := f.as("claimer")
+	f.post("", 2, e)
+	f.wake("", e)
+	one := whole()
+	one.Budget = 1
+	if _, err := claimer.Claim(t.Context(), one); err != nil { // its statements are prepared
+		t.Fatal(err)
+	}
+	holder := f.session()
+	holder.exec("LOCK TABLE postrider.lane IN ACCESS EXCLUSIVE MODE") // the moment in which Postgres waits by itself is not to be met
+	claiming := begin(t, func(ctx context.Context) (Batch, error) { return claimer.Claim(ctx, whole()) })
+	f.until("it waits for the oldest lane", func() bool {
+		return ask[bool](f, `SELECT EXISTS (SELECT FROM pg_stat_activity
+			WHERE datname = current_database() AND application_name = 'claimer' AND wait_event_type = 'Lock' AND query LIKE '%oldest%')`)
+	})
+	holder.exec("COMMIT")
+	if got := claiming.result().Claims; len(got) != 1 {
+		t.Errorf("claimed %+v, want the delivery", got)
+	}
+}
+
 // The lane that the claim waits for is no longer ready once its lock is got. The claim must end then, and not go on to wait
 // for another lane while it holds this one: whoever holds that one and wants this would deadlock with it.
 func TestClaimHoldsNoLaneWhileItWaitsForAnother(t *testing.T) {

@@ -2,10 +2,12 @@ package store
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -40,31 +42,46 @@ type readyLanes struct {
 	paused  bool      // the whole installation is: there is nothing to claim
 }
 
+// skipPatience bounds the waits of lockReady. SKIP LOCKED does wait, holding what it has, where an update of the row commits
+// in the very moment in which it is looked at, and somebody else has locked the new version: it follows the versions
+// (heap_lock_updated_tuple). Whoever has that one may want a lane of ours next.
+const skipPatience = "100ms"
+
 // lockForClaim begins a transaction and locks ready lanes.
 func (s *Store) lockForClaim(ctx context.Context, conn *pgxpool.Conn, lanes int, exclude []int64) (readyLanes, error) {
 	from, began := s.ready.begin()
-	ready, err := lockLanesFor(ctx, conn, lockReady, lanes, exclude, from)
-	if err != nil || ready.paused {
+	ready, err := lockLanesFor(ctx, conn, skipPatience, lockReady, lanes, exclude, from)
+	end := "commit"
+	switch {
+	case lockTimedOut(err):
+		end = "rollback"
+	case err != nil || ready.paused:
+		return ready, err
+	default:
+		s.ready.end(from, began, ready.first, ready.at)
+		if len(ready.ids) > 0 {
+			return ready, nil
+		}
+	}
+	if _, err = conn.Exec(ctx, end); err != nil {
 		return ready, err
 	}
-	s.ready.end(from, began, ready.first, ready.at)
-	if len(ready.ids) > 0 {
-		return ready, nil
-	}
-	if _, err = conn.Exec(ctx, "commit"); err != nil {
-		return ready, err
-	}
-	return lockLanesFor(ctx, conn, lockOldest, exclude, from)
+	return lockLanesFor(ctx, conn, "0", lockOldest, exclude, from)
 }
 
-// lockLanesFor begins a transaction and locks lanes. It stays behind the barrier until the claim commits: whoever pauses
+func lockTimedOut(err error) bool {
+	var pg *pgconn.PgError
+	return errors.As(err, &pg) && pg.Code == "55P03"
+}
+
+// lockLanesFor begins a transaction and locks lanes, waiting for each lock as long as patience says; "0": for ever. It stays behind the barrier until the claim commits: whoever pauses
 // the installation waits for claims that do not know of it, and take, which comes later, looks again.
-func lockLanesFor(ctx context.Context, conn *pgxpool.Conn, lock string, args ...any) (ready readyLanes, err error) {
+func lockLanesFor(ctx context.Context, conn *pgxpool.Conn, patience, lock string, args ...any) (ready readyLanes, err error) {
 	b := &pgx.Batch{}
 	beginBriefly(b)
-	b.Queue("SELECT now(), "+joinBarrier+"($1), "+stopped, int64(claimBarrier)).QueryRow(func(row pgx.Row) error {
+	b.Queue("SELECT now(), "+joinBarrier+"($1), "+stopped+", set_config('lock_timeout', $2, true)", int64(claimBarrier), patience).QueryRow(func(row pgx.Row) error {
 		var joined bool
-		err := row.Scan(&ready.at, &joined, &ready.paused)
+		err := row.Scan(&ready.at, &joined, &ready.paused, nil)
 		ready.paused = ready.paused || !joined // somebody who pauses it is waiting for claims
 		return err
 	})
