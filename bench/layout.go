@@ -118,6 +118,9 @@ func (db *database) accepter(ctx context.Context, s *store.Store, among []store.
 	return &accepter{store: s, matching: m, endpoints: among}, nil
 }
 
+// touchTries is how often a touch is tried.
+const touchTries = 5
+
 // accept accepts n events, each for the endpoint whose turn it is, and wakes their lanes.
 func (a *accepter) accept(ctx context.Context, n int, intended int64) error {
 	body := sink.Body(bodyBytes, intended)
@@ -140,7 +143,12 @@ func (a *accepter) accept(ctx context.Context, n int, intended int64) error {
 			return fmt.Errorf("an event was not accepted: stale: %v", one.Stale)
 		}
 	}
-	return a.store.Touch(ctx, touched)
+	// A touch that fails for a passing reason is tried again, as ingest does.
+	for try := 1; ; try++ {
+		if err := a.store.Touch(ctx, touched); err == nil || try == touchTries || !store.IsUnavailable(err) {
+			return err
+		}
+	}
 }
 
 // load accepts n events for some endpoints in turn, as fast as it goes.
