@@ -122,7 +122,6 @@ func TestTenThousandRequestsASecond(t *testing.T) {
 		}
 		want := []int{1000, 7, 1000, 63, 1}[i%5]
 		before, _ := f.bucket(e)
-		f.ready.reset()
 		b, err := f.Claim(t.Context(), ClaimRequest{Budget: want, Lanes: 1, PerLane: want, Lease: time.Minute})
 		if err != nil {
 			t.Fatal(err)
