@@ -101,6 +101,7 @@ func lockLanesFor(ctx context.Context, conn *pgxpool.Conn, patience, lock string
 		})
 		return err
 	})
+	b.Queue("SET LOCAL lock_timeout TO DEFAULT") // what follows waits for nobody who waits for us
 	err = send(ctx, conn, b)
 	return ready, err
 }
