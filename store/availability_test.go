@@ -11,7 +11,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/postrider/postrider/migrations"
 	"github.com/postrider/postrider/test/localstack"
 )
 
@@ -162,14 +161,7 @@ func TestAPoolThatIsUsedUpIsUnavailable(t *testing.T) {
 func TestADatabaseThatStopsAndComesBack(t *testing.T) {
 	t.Parallel()
 	pg := localstack.StartPostgres(t, localstack.PostgresOptions{})
-	dsn, err := pg.CreateDatabase(t.Context(), "postrider")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := migrations.Up(t.Context(), dsn); err != nil {
-		t.Fatal(err)
-	}
-	f := &fixture{Store: openStore(t, dsn), t: t, dsn: dsn}
+	f := newFixtureOn(t, pg)
 	e := f.endpoint("a")
 	f.post("", 3, e)
 	f.wake("", e)
@@ -210,7 +202,7 @@ func TestADatabaseThatStopsAndComesBack(t *testing.T) {
 	}
 	// As on a standby during a failover.
 	f.exec(`ALTER DATABASE postrider SET default_transaction_read_only = on`)
-	standby := openStore(t, dsn)
+	standby := openStore(t, f.dsn)
 	if err := standby.Touch(t.Context(), []Touched{{LaneID: e.LaneID}}); !IsUnavailable(err) {
 		t.Errorf("read-only: got %v, want a database that is away", err)
 	}

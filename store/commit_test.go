@@ -8,7 +8,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/postrider/postrider/migrations"
 	"github.com/postrider/postrider/test/localstack"
 )
 
@@ -19,15 +18,8 @@ func TestACommitUnderWayKeepsNoLaneAndIsNotToldOf(t *testing.T) {
 	pg := localstack.StartPostgres(t, localstack.PostgresOptions{Settings: map[string]string{
 		"synchronous_standby_names": "absent", "synchronous_commit": "local",
 	}})
-	dsn, err := pg.CreateDatabase(t.Context(), "postrider")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := migrations.Up(t.Context(), dsn); err != nil {
-		t.Fatal(err)
-	}
-	f := &fixture{Store: openStore(t, dsn), t: t, dsn: dsn}
-	waiting := openStore(t, dsn+"&options=-c%20synchronous_commit%3Don")
+	f := newFixtureOn(t, pg)
+	waiting := openStore(t, f.dsn+"&options=-c%20synchronous_commit%3Don")
 	e := f.endpoint("a")
 	f.post("", 1, e)
 	f.wake("", e)

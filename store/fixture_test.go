@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/postrider/postrider/migrations"
 	"github.com/postrider/postrider/test/localstack"
 )
 
@@ -23,6 +24,19 @@ type fixture struct {
 func newFixture(t testing.TB) *fixture {
 	t.Helper()
 	dsn := localstack.Database(t)
+	return &fixture{Store: openStore(t, dsn), t: t, dsn: dsn}
+}
+
+// newFixtureOn is for a server of the test's own.
+func newFixtureOn(t testing.TB, pg *localstack.Postgres) *fixture {
+	t.Helper()
+	dsn, err := pg.CreateDatabase(t.Context(), "postrider")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := migrations.Up(t.Context(), dsn); err != nil {
+		t.Fatal(err)
+	}
 	return &fixture{Store: openStore(t, dsn), t: t, dsn: dsn}
 }
 
