@@ -107,6 +107,9 @@ func execute(ctx context.Context, o options, progress io.Writer) (figures report
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, s.close()) }()
+	if err := s.fillLog(ctx, p.log); err != nil {
+		return nil, err
+	}
 	before, err := s.load()
 	if err != nil {
 		return nil, err

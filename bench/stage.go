@@ -13,6 +13,8 @@ import (
 	"path/filepath"
 	"strings"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/postrider/postrider/bench/sink"
 	"github.com/postrider/postrider/keyring"
 	"github.com/postrider/postrider/signature"
@@ -42,10 +44,11 @@ type stage struct {
 }
 
 // settings of the server: those that a machine of this size would have. Both opponents run on it. Checkpoints are asked
-// for between the units, so that none falls into one by chance.
+// for between the units, so that none falls into one by chance. What the log needs stays with it: see fillLog.
 var settings = map[string]string{
 	"synchronous_commit": "on",
 	"shared_buffers":     "1GB",
+	"min_wal_size":       "4GB",
 	"max_wal_size":       "8GB",
 	"checkpoint_timeout": "30min",
 }
@@ -90,6 +93,21 @@ func (s *stage) open(ctx context.Context) (err error) {
 		return err
 	}
 	return s.meetPostgres(ctx)
+}
+
+// fillLog writes so much to the log of a server that is new. One that has been in use for a while writes over the files of its
+// log that it no longer needs; a new one makes each of them, 16 MiB of zeroes that everybody waits for until they are on disk.
+func (s *stage) fillLog(ctx context.Context, mib int) error {
+	return s.onServer(ctx, func(conn *pgx.Conn) error {
+		_, err := conn.Exec(ctx, `SELECT count(pg_logical_emit_message(false, 'fill', repeat('x', 1048576))) FROM generate_series(1, $1::int)`, mib)
+		if err == nil {
+			_, err = conn.Exec(ctx, `CHECKPOINT`)
+		}
+		if err != nil {
+			return fmt.Errorf("fill the server's log: %w", err)
+		}
+		return nil
+	})
 }
 
 // build makes the product's binary of this checkout.

@@ -34,7 +34,7 @@ const prefixOfNames = "postrider_"
 
 // Seconds: a claim and a record are a few round trips, an attempt ends with its endpoint's timeout.
 var (
-	storeBuckets   = []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10}
+	storeBuckets   = []float64{.001, .002, .003, .005, .0075, .01, .015, .02, .03, .05, .075, .1, .25, .5, 1, 2.5, 5, 10}
 	attemptBuckets = []float64{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30}
 )
 

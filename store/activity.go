@@ -103,13 +103,13 @@ func (s *Store) Backlogs(ctx context.Context, endpointIDs []int64) ([]Backlog, e
 }
 
 const queueFigures = `
-SELECT (SELECT count(*) FROM (SELECT FROM (SELECT lane_id FROM postrider.lane WHERE ready_at <= now() AND NOT ` + stopped + ` ORDER BY ready_at) l CROSS JOIN LATERAL (
+SELECT (SELECT count(*) FROM (SELECT FROM (SELECT lane_id, first_at FROM postrider.lane WHERE ready_at <= now() AND NOT ` + stopped + ` ORDER BY ready_at) l CROSS JOIN LATERAL (
             SELECT FROM postrider.delivery d
-            WHERE d.lane_id = l.lane_id AND d.available_at <= now() AND d.claim_token IS NULL LIMIT $1) d LIMIT $2) AS bounded)::int,
-       (SELECT min(first.available_at) FROM (SELECT lane_id FROM postrider.lane WHERE ready_at <= now() AND NOT ` + stopped + ` ORDER BY ready_at LIMIT 1000) l
+            WHERE d.lane_id = l.lane_id AND d.available_at >= ` + searchFrom + ` AND d.available_at <= now() AND d.claim_token IS NULL LIMIT $1) d LIMIT $2) AS bounded)::int,
+       (SELECT min(first.available_at) FROM (SELECT lane_id, first_at FROM postrider.lane WHERE ready_at <= now() AND NOT ` + stopped + ` ORDER BY ready_at LIMIT 1000) l
         CROSS JOIN LATERAL (
             SELECT available_at FROM postrider.delivery d
-            WHERE d.lane_id = l.lane_id AND d.available_at <= now() AND d.claim_token IS NULL ORDER BY available_at, id LIMIT 1) first),
+            WHERE d.lane_id = l.lane_id AND d.available_at >= ` + searchFrom + ` AND d.available_at <= now() AND d.claim_token IS NULL ORDER BY available_at, id LIMIT 1) first),
        (SELECT coalesce(sum(inflight), 0) FROM postrider.lane)::int,
        (SELECT count(*) FROM postrider.lane WHERE open_until IS NOT NULL AND cancelled_at IS NULL)::int,
        (SELECT count(*) FROM (SELECT FROM postrider.dead_letter LIMIT $2) AS bounded)::int,

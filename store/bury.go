@@ -83,7 +83,7 @@ WHERE l.ctid = latest.tid`
 const (
 	buryCancelled = deleteUnclaimed + buryRemoved
 	buryExpired   = deleteUnclaimed + `AND (SELECT ` + letsExpire + ` AND d.accepted_at <= now() - l.max_duration
-        FROM postrider.lane l WHERE l.lane_id = d.lane_id)` + buryRemoved
+        FROM postrider.lane l WHERE l.lane_id = d.lane_id ORDER BY moved_at DESC LIMIT 1)` + buryRemoved
 )
 
 // $1 id[], $2 reason.

@@ -89,7 +89,7 @@ WITH turn AS MATERIALIZED (
             WHERE d.lane_id = l.lane_id AND d.available_at > now()
             ORDER BY d.available_at LIMIT 1), 'infinity') END,
         -- Now and then: what is in flight counts, since it may come back to where it was.
-        first_at = CASE WHEN l.first_at < now() - interval '500 ms' THEN least(now() - ` + lateCommit + `, (
+        first_at = CASE WHEN l.first_at < now() - interval '200 ms' THEN least(now() - ` + lateCommit + `, (
             SELECT d.available_at FROM postrider.delivery d
             WHERE d.lane_id = l.lane_id AND d.available_at >= c.search_from
             ORDER BY d.available_at LIMIT 1)) ELSE l.first_at END,

@@ -122,7 +122,7 @@ WITH old AS MATERIALIZED (
 UPDATE postrider.lane l
 SET inflight = l.inflight - c.ended,
     lease_end = CASE WHEN l.inflight > c.ended THEN l.lease_end END,
-    due_at = least(l.due_at, c.due_at),
+    due_at = least(` + turnAfterHold + `, c.due_at),
     first_at = least(l.first_at, now()), -- what this transaction has rescheduled or promoted became available then or later
     gone_at = CASE WHEN c.gone THEN coalesce(l.gone_at, now()) ELSE l.gone_at END,
     fails = CASE WHEN c.closed THEN c.run WHEN c.probe = 'answered' THEN 0 ELSE l.fails END,

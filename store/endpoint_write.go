@@ -43,7 +43,7 @@ RETURNING lane_id`
 // request. A changed generation is what a receiver that answered 410 may be tried again for; a rotated key is not. Ages count anew from the
 // end of a hold.
 const updateLane = `
-UPDATE postrider.lane SET version = @version, ordered = @ordered, max_inflight = @max_concurrency,
+UPDATE postrider.lane l SET version = @version, due_at = ` + turnAfterHold + `, ordered = @ordered, max_inflight = @max_concurrency,
     token_at = CASE WHEN token_at IS NOT NULL AND rate <> @rate::float8 THEN
                          now() + (greatest(token_at, now() - (burst - 1) / rate * interval '1 s') - now()) * (rate / @rate::float8) + interval '1 us'
                     WHEN rate IS NULL THEN least(token_at, now() + interval '1 s' / @rate::float8)

@@ -143,6 +143,12 @@ func (f *fixture) wake(key string, endpoints ...Endpoint) {
 	}
 }
 
+// loseTouches lets a second pass for what waits: its touch is lost then, and no longer on its way.
+func (f *fixture) loseTouches() {
+	f.t.Helper()
+	f.exec(`UPDATE postrider.delivery SET accepted_at = accepted_at - interval '1 s', available_at = available_at - interval '1 s' WHERE claim_token IS NULL`)
+}
+
 // Claim searches all lanes. On a machine this slow a search may be bounded by the one before it, and a lane whose hold was
 // lifted would be found some time later.
 func (f *fixture) Claim(ctx context.Context, r ClaimRequest) (Batch, error) {

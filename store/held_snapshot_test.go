@@ -218,7 +218,7 @@ func TestAnEndedLeaseIsFoundHoweverLongItsDeliveryWasDue(t *testing.T) {
 	f.checkInFlight()
 }
 
-// What an accept commits within a quarter of a second after its beginning needs nobody to tell how late it is.
+// What an accept commits within a tenth of a second after its beginning needs nobody to tell how late it is.
 func TestWhatCommitsAMomentLaterNeedsNoHint(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
@@ -229,7 +229,7 @@ func TestWhatCommitsAMomentLaterNeedsNoHint(t *testing.T) {
 		t.Fatalf("got %+v, %v; want a claim that moves the bound", b, err)
 	}
 	f.post("", 1, e)
-	f.exec(`UPDATE postrider.delivery SET available_at = $1`, b.At.Add(-200*time.Millisecond))
+	f.exec(`UPDATE postrider.delivery SET available_at = $1`, b.At.Add(-80*time.Millisecond))
 	f.wake("", e)
 	if claims := f.claim(10); len(claims) != 1 {
 		t.Errorf("claimed %d, want the one whose accept began before the last claim", len(claims))
@@ -278,37 +278,144 @@ func TestWhatALateCompletionPromotesIsFound(t *testing.T) {
 	}
 }
 
-// All is searched as long as that is quick. After a slow search the next ones begin at the first lane that was found, and
-// for ten times as long.
+// All is searched as long as that is quick. After a slow search the next ones begin at the first lane that is ready, locked by
+// somebody or not, and for a hundred times as long.
 func TestTheSearchForReadyLanesIsBoundedAfterASlowOne(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		var c readyCursor
 		at := time.Now()
-		all := func() bool { from, _ := c.begin(); return from.InfinityModifier == pgtype.NegativeInfinity }
-		from, began := c.begin()
-		c.end(from, began, time.Time{}, at)
-		if !all() {
+		ago := func(d time.Duration) pgtype.Timestamptz { return pgtype.Timestamptz{Time: at.Add(-d), Valid: d != 0} }
+		search := func(took, first, oldest time.Duration) {
+			found := readyLanes{at: at, oldest: ago(oldest)}
+			if first != 0 {
+				found.first = at.Add(-first)
+			}
+			from, _ := c.begin()
+			c.searched(from, took, found)
+		}
+		begins := func(why string, want time.Duration) {
+			t.Helper()
+			if from, overdue := c.begin(); overdue || from.InfinityModifier != pgtype.Finite || !from.Time.Equal(at.Add(-want)) {
+				t.Errorf("%s: the next begins %v before the clock, %v; want %v", why, at.Sub(from.Time), overdue, want)
+			}
+		}
+		search(0, 0, 0)
+		if from, overdue := c.begin(); from != searchAll || overdue {
 			t.Error("bounded after a quick search")
 		}
-		from, began = c.begin()
-		time.Sleep(50 * time.Millisecond)
-		c.end(from, began, at.Add(-time.Minute), at)
-		if from, _ := c.begin(); !from.Time.Equal(at.Add(-time.Minute)) {
-			t.Errorf("the next begins at %v, want the first that was found", from)
-		}
-		from, began = c.begin()
-		c.end(from, began, time.Time{}, at)
-		if from, _ := c.begin(); !from.Time.Equal(at.Add(-readyMargin)) {
-			t.Errorf("the next begins at %v, want %v before the clock", from, readyMargin)
-		}
-		time.Sleep(499 * time.Millisecond)
-		if all() {
-			t.Error("all is searched again too early")
-		}
-		time.Sleep(time.Millisecond)
-		if !all() {
+		search(50*time.Millisecond, time.Minute, 2*time.Minute)
+		begins("a lane was locked", 2*time.Minute)
+		search(6*time.Millisecond, time.Minute, 2*time.Minute)
+		begins("searching from that lane took long", time.Minute)
+		search(0, 0, 0)
+		begins("nothing was ready", readyMargin)
+		time.Sleep(5*time.Second - time.Nanosecond)
+		begins("all is searched again too early", readyMargin)
+		time.Sleep(time.Nanosecond)
+		if from, overdue := c.begin(); from != searchAll || !overdue {
 			t.Error("all is not searched again")
 		}
+		c.searchedAll(50*time.Millisecond, ago(time.Hour))
+		begins("a lane committed late", time.Hour)
+		time.Sleep(5 * time.Second)
+		c.searchedAll(0, ago(0))
+		if from, overdue := c.begin(); from != searchAll || overdue {
+			t.Error("bounded after a quick search of all")
+		}
 	})
+}
+
+// A bounded search begins where the last one found the first ready lane. One that was held and becomes ready again, whatever
+// held it, takes its turn behind those that are: it does not come to lie before that.
+func TestALaneWhoseHoldEndsIsFoundByABoundedSearch(t *testing.T) {
+	t.Parallel()
+	for name, hold := range map[string]struct {
+		with func(*EndpointSpec)
+		ends func(f *fixture, e Endpoint, claimed []Claim)
+	}{
+		"at its concurrency": {func(p *EndpointSpec) { p.MaxConcurrency = 1 }, func(f *fixture, _ Endpoint, claimed []Claim) { f.complete(Delivered, claimed...) }},
+		"paused": {func(p *EndpointSpec) { p.MaxConcurrency = 2 }, func(f *fixture, e Endpoint, _ []Claim) {
+			paused := f.apply(e, func(p *EndpointSpec) { p.State = Paused })
+			f.exec(`UPDATE postrider.lane SET due_at = now() - interval '1 m'`)
+			f.apply(paused, func(p *EndpointSpec) { p.State = Enabled })
+		}},
+		"its namespace paused": {func(p *EndpointSpec) { p.MaxConcurrency = 2 }, func(f *fixture, _ Endpoint, _ []Claim) {
+			f.pause("billing", "")
+			f.exec(`UPDATE postrider.lane SET due_at = now() - interval '1 m'`)
+			if _, err := f.Resume(f.t.Context(), "billing"); err != nil {
+				f.t.Fatal(err)
+			}
+		}},
+		"its circuit open": {func(p *EndpointSpec) { p.MaxConcurrency, p.FailureThreshold = 2, 1 }, func(f *fixture, e Endpoint, claimed []Claim) {
+			f.complete(Retry, claimed...)
+			f.endCooldown(e)
+			probe := f.claim(1)
+			f.exec(`UPDATE postrider.lane SET due_at = now() - interval '1 m'`)
+			f.complete(Delivered, probe...)
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := newFixture(t)
+			e := f.endpoint("a", hold.with)
+			f.post("", 5, e)
+			f.wake("", e)
+			claimed := f.claim(1)
+			f.exec(`UPDATE postrider.lane SET due_at = now() - interval '1 m'`)
+			hold.ends(f, e, claimed)
+			f.ready.mu.Lock()
+			f.ready.from, f.ready.next = time.Now().Add(-readyMargin), time.Now().Add(time.Hour)
+			f.ready.mu.Unlock()
+			b, err := f.Store.Claim(t.Context(), whole())
+			if err != nil || len(b.Claims) == 0 {
+				t.Errorf("claimed %d, %v; want what waits in the lane", len(b.Claims), err)
+			}
+		})
+	}
+}
+
+// What was accepted a moment ago and is about to be touched is no work for the sweep: it would lock every busy lane each time.
+func TestTheSweepLeavesWhatIsAboutToBeTouched(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	plain, ordered := f.endpoint("plain"), f.endpoint("ordered", func(p *EndpointSpec) { p.Ordered = true })
+	f.post("k", 2, plain, ordered)
+	if n := f.mend(); n != 0 {
+		t.Errorf("mended %d lanes and keys at once, want none", n)
+	}
+	f.loseTouches()
+	if n := f.mend(); n != 2 {
+		t.Errorf("mended %d lanes and keys a second later, want the lane and the key", n)
+	}
+}
+
+// The search of all that lies before a lane's bound is paced by what it takes, and goes round all lanes all the same.
+func TestOverlookedDeliveriesAreSearchedForInTurn(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	var all []Endpoint
+	for i := range 3 {
+		all = append(all, f.endpoint(fmt.Sprint("e", i)))
+	}
+	f.post("", 1, all...)
+	f.exec(`UPDATE postrider.delivery SET available_at = now() - interval '1 h'`)
+	f.exec(`UPDATE postrider.lane SET first_at = now(), due_at = now()`) // nothing but the bound hides them
+	sweep := func(want int) {
+		t.Helper()
+		if _, n, err := f.SweepLanes(t.Context(), 0, 1); n != want || err != nil {
+			t.Errorf("mended %d, %v; want %d", n, err, want)
+		}
+	}
+	f.overlooked.next = time.Time{}
+	sweep(1)
+	f.overlooked.next = time.Now().Add(time.Hour) // the search took long
+	sweep(0)
+	for range 2 {
+		f.overlooked.next = time.Time{}
+		sweep(1)
+	}
+	if claims := f.claim(10); len(claims) != 3 {
+		t.Errorf("claimed %d, want all three", len(claims))
+	}
 }

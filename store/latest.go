@@ -17,7 +17,7 @@ const latestLanes = `(SELECT DISTINCT unnest($1::bigint[]) AS lane_id) wanted
 
 // lateCommit is how long after its beginning an accept may commit and still be found by claims without being told of:
 // lane.first_at stays behind by as much. The touch of a later one lowers first_at.
-const lateCommit = `interval '250 ms'`
+const lateCommit = `interval '100 ms'`
 
 // searchFrom bounds the search for deliveries of a lane l. Not by first_at alone: a clock that was set back would hide all.
 const searchFrom = `least(l.first_at, now() - ` + lateCommit + `)`

@@ -228,6 +228,7 @@ func TestTheSweepMendsAKeysVisibleRows(t *testing.T) {
 					f.exec(`UPDATE postrider.lane SET inflight = inflight + 1, lease_end = now() + interval '1 m'`)
 				}
 			}
+			f.loseTouches()
 			f.mend()
 			letters := func() string {
 				return ask[string](f, `SELECT string_agg(CASE WHEN available_at = 'infinity' THEN 'f' WHEN claim_token IS NOT NULL THEN 'c'
@@ -264,6 +265,7 @@ func TestAKeyThatLostItsTouchIsFoundAmongManyKeys(t *testing.T) {
 	f.exec(`INSERT INTO postrider.delivery (lane_id, endpoint_id, event_id, available_at, ordering_key)
 		SELECT $1, $2, $3, CASE WHEN n <= 1000 THEN now() ELSE 'infinity' END, 'k' || n % 1000 FROM generate_series(1, 2000) n`, e.LaneID, e.ID, event)
 	f.post("lost", 2, e)
+	f.loseTouches()
 	f.mend()
 	if n := f.visible("lost"); n != 1 {
 		t.Errorf("%d visible rows after a sweep, want 1", n)

@@ -211,7 +211,7 @@ const (
 	holdLanes = `UPDATE postrider.lane SET namespace_paused = true WHERE lane_id = ANY($1::bigint[]) AND NOT namespace_paused`
 
 	unholdLanes = `
-UPDATE postrider.lane l SET namespace_paused = false, resumed_at = now(),
+UPDATE postrider.lane l SET namespace_paused = false, resumed_at = now(), due_at = ` + turnAfterHold + `,
     paused = EXISTS (SELECT FROM postrider.endpoint e WHERE e.endpoint_id = l.endpoint_id AND e.state = 'Paused')
 WHERE lane_id = ANY($1::bigint[]) AND namespace_paused`
 )

@@ -118,6 +118,7 @@ func TestSeveralLanesAreLockedInOrder(t *testing.T) {
 		},
 		"sweep": func(f *fixture, s *Store, all []Endpoint) func(context.Context) (int, error) {
 			f.post("", 1, all...)
+			f.loseTouches()
 			return func(ctx context.Context) (int, error) {
 				_, _, err := s.SweepLanes(ctx, 0, 100)
 				return 0, err

@@ -68,6 +68,8 @@ type Store struct {
 
 	placesMu sync.Mutex
 	places   map[chore]place // burials: where the search goes on
+
+	overlooked overlooked
 }
 
 // Close waits for borrowed connections and closes all.
