@@ -55,7 +55,7 @@ const oldestReady = `SELECT ready_at FROM postrider.lane WHERE ready_at <= now()
 
 // lockForClaim begins a transaction and locks ready lanes.
 func (s *Store) lockForClaim(ctx context.Context, conn *pgxpool.Conn, lanes int, exclude []int64) (readyLanes, error) {
-	from, err := s.searchFrom(ctx, conn)
+	from, err := s.readyFrom(ctx, conn)
 	if err != nil {
 		return readyLanes{}, err
 	}
@@ -85,9 +85,9 @@ func (s *Store) lockForClaim(ctx context.Context, conn *pgxpool.Conn, lanes int,
 	})
 }
 
-// searchFrom is where the search for ready lanes begins. Where it is time to, that is found out by looking at all that lies
+// readyFrom is where the search for ready lanes begins. Where it is time to, that is found out by looking at all that lies
 // before, which holds no lock.
-func (s *Store) searchFrom(ctx context.Context, conn *pgxpool.Conn) (pgtype.Timestamptz, error) {
+func (s *Store) readyFrom(ctx context.Context, conn *pgxpool.Conn) (pgtype.Timestamptz, error) {
 	from, overdue := s.ready.begin()
 	if !overdue {
 		return from, nil
