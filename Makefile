@@ -138,7 +138,7 @@ clean: ## Delete what was built, caches included
 	rm -rf bin $(CACHE)
 
 # Go's own cache knows whether these have to be built again.
-.PHONY: stack $(CACHE)/bin/gotest $(CACHE)/bin/demo $(CACHE)/bin/cluster $(CACHE)/bin/e2e $(CACHE)/bin/bench
+.PHONY: stack $(CACHE)/bin/gotest $(CACHE)/bin/demo $(CACHE)/bin/cluster $(CACHE)/bin/e2e $(CACHE)/bin/chaos $(CACHE)/bin/bench
 stack:
 	@go build -o "$(STACK)" ./test/localstack/cmd/stack
 $(CACHE)/bin/gotest:
