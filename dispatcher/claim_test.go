@@ -93,15 +93,17 @@ func TestBusyClaimsAreFew(t *testing.T) {
 			}
 		}
 		var calls atomic.Int64
-		d := startWithoutChores(t, Config{Senders: 256}, testDependencies(t, m), outside{transport: receiver(func(r *http.Request) (*http.Response, error) {
+		// If claims took no time there could be one for each sender that becomes free in an instant, as the scheduler has it.
+		slow := &slowClaims{memory: m, wait: time.Millisecond}
+		d := startWithoutChores(t, Config{Senders: 256}, testDependencies(t, slow), outside{transport: receiver(func(r *http.Request) (*http.Response, error) {
 			return slowly(time.Duration(1+calls.Add(1)%10) * time.Millisecond)(r)
 		})})
 		for m.pending() > 0 {
 			time.Sleep(10 * time.Millisecond)
 		}
 		d.end()
-		if claims := len(m.asked()); claims > deliveries/25 {
-			t.Errorf("claims for %d deliveries: got %d, want %d at most", deliveries, claims, deliveries/25)
+		if claims := len(m.asked()); claims > deliveries/80 {
+			t.Errorf("claims for %d deliveries: got %d, want %d at most", deliveries, claims, deliveries/80)
 		}
 	})
 }
