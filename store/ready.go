@@ -147,15 +147,15 @@ func (r *readyLanes) collect(rows pgx.Rows) error {
 	return err
 }
 
-// turnAfterHold is the due_at of a lane l that is given back, or whose hold ends: one that was not ready takes its turn behind
-// those that are, as if it had become due just now. A bounded search would not find it where it was.
-const turnAfterHold = `CASE WHEN l.ready_at > now() THEN greatest(l.due_at, now()) ELSE l.due_at END`
-
 func (r *readyLanes) collectOldest(rows pgx.Rows) error {
 	var at pgtype.Timestamptz
 	_, err := pgx.ForEachRow(rows, []any{&at}, func() error { r.oldest = at; return nil })
 	return err
 }
+
+// turnAfterHold is the due_at of a lane l that is given back, or whose hold ends: one that was not ready takes its turn behind
+// those that are, as if it had become due just now. A bounded search would not find it where it was.
+const turnAfterHold = `CASE WHEN l.ready_at > now() THEN greatest(l.due_at, now()) ELSE l.due_at END`
 
 // readyCursor bounds the search for ready lanes, in the order of ready_at, by where the last search found the oldest of
 // them. What is before the cursor nevertheless is a lane whose change committed late: so all is searched as long as that is
@@ -175,6 +175,7 @@ const (
 	searchPause = 100
 )
 
+// searchAll is before all of them.
 var searchAll = pgtype.Timestamptz{InfinityModifier: pgtype.NegativeInfinity, Valid: true}
 
 // begin returns from where to search. Overdue: claims' searches are bounded, and it is time to look at what they leave out.

@@ -67,8 +67,8 @@ FROM (SELECT l.tid, t.since FROM ` + latestLanes + `
 WHERE l.ctid = woken.tid`
 
 // $1 lane[], $2 the key to go on after[] (” from the start), $3 keys at most of a lane. Walks the keys of ordered lanes, a
-// probe or two each: headless ones have followers that did not come just now and no visible row, many-headed ones more than one visible row. The
-// walk is bounded; the last key says where to go on.
+// probe or two each: headless ones have followers, of which the first did not come just now, and no visible row; many-headed
+// ones have more than one visible row. The walk is bounded; the last key says where to go on.
 const walkKeys = `
 WITH RECURSIVE walk AS (
     SELECT l.lane_id, 1 AS step, (SELECT min(d.ordering_key) FROM postrider.delivery d
