@@ -101,9 +101,7 @@ func (s *Store) readyFrom(ctx context.Context, conn *pgxpool.Conn) (pgtype.Times
 	if err := all.collectOldest(rows); err != nil {
 		return from, fmt.Errorf("search all lanes: %w", err)
 	}
-	s.ready.searchedAll(time.Since(began), all.oldest)
-	from, _ = s.ready.begin()
-	return from, nil
+	return s.ready.searchedAll(time.Since(began), all.oldest), nil
 }
 
 func lockTimedOut(err error) bool {
@@ -207,15 +205,17 @@ func (c *readyCursor) searched(from pgtype.Timestamptz, took time.Duration, foun
 	c.lower(oldest)
 }
 
-// searchedAll takes in the oldest of all ready lanes.
-func (c *readyCursor) searchedAll(took time.Duration, oldest pgtype.Timestamptz) {
+// searchedAll takes in the oldest of all ready lanes, and returns from where to search now.
+func (c *readyCursor) searchedAll(took time.Duration, oldest pgtype.Timestamptz) pgtype.Timestamptz {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.next = time.Time{}
-	if took > slowSearch {
-		c.next = time.Now().Add(searchPause * took)
-	}
 	c.lower(oldest)
+	if took <= slowSearch {
+		c.next = time.Time{}
+		return searchAll
+	}
+	c.next = time.Now().Add(searchPause * took)
+	return pgtype.Timestamptz{Time: c.from, Valid: true}
 }
 
 func (c *readyCursor) lower(oldest pgtype.Timestamptz) {
