@@ -9,8 +9,10 @@ import (
 )
 
 const (
-	// completers record side by side: while one waits for its commit, the other gathers.
-	completers = 2
+	// completers record in turn. The second one begins beside the first for what cannot wait: beyond a whole batch, or longer
+	// than recordOverlap.
+	completers    = 2
+	recordOverlap = 20 * time.Millisecond
 	// recordBatch is how many outcomes one transaction records at most, and recordBuffer how many may wait. When the buffer
 	// is full, senders wait with their outcome in hand and nothing more is claimed for them.
 	recordBatch   = 500
@@ -20,8 +22,8 @@ const (
 	recordBackoffMin, recordBackoffMax = 50 * time.Millisecond, 2 * time.Second
 )
 
-// recorder writes outcomes to the database. A batch is what came while the batches before it were committed: no timer
-// makes an outcome wait, and the busier it is the larger the batches are.
+// recorder writes outcomes to the database. A batch is what came while the batch before it was committed: the busier it is
+// the larger the batches are. Two at once would each be half as large, and cost nearly as much.
 type recorder struct {
 	store   Store
 	logger  *slog.Logger
@@ -30,11 +32,14 @@ type recorder struct {
 	claimer *claimer
 	life    context.Context // its end gives up what cannot be recorded
 	queue   chan *job
+	turn    chan struct{} // has one place, which is taken by whoever records
+	whole   chan struct{} // rings when a whole batch waits
 }
 
 func newRecorder(life context.Context, d Dependencies, m *metrics, h *health, c *claimer) *recorder {
 	return &recorder{
-		store: d.Store, logger: d.Logger, metrics: m, health: h, claimer: c, life: life, queue: make(chan *job, recordBuffer),
+		store: d.Store, logger: d.Logger, metrics: m, health: h, claimer: c, life: life,
+		queue: make(chan *job, recordBuffer), turn: make(chan struct{}, 1), whole: make(chan struct{}, 1),
 	}
 }
 
@@ -42,6 +47,9 @@ func newRecorder(life context.Context, d Dependencies, m *metrics, h *health, c 
 func (r *recorder) put(j *job) {
 	select {
 	case r.queue <- j:
+		if len(r.queue) >= recordBatch {
+			ring(r.whole)
+		}
 	case <-r.life.Done():
 		r.lost([]*job{j}, r.life.Err())
 	}
@@ -60,15 +68,30 @@ func (r *recorder) close() { close(r.queue) }
 func (r *recorder) run() {
 	jobs, results := make([]*job, 0, recordBatch), make([]store.Result, 0, recordBatch)
 	for first := range r.queue {
+		leave := r.enter()
 		jobs = r.gather(append(jobs[:0], first))
 		results = results[:0]
 		for _, j := range jobs {
 			results = append(results, j.result)
 		}
 		r.record(jobs, results)
+		leave()
 		clear(jobs) // or they would be kept until the next batch is as large
 		clear(results)
 	}
+}
+
+// enter waits until nobody else records, or what waits cannot wait for that any longer.
+func (r *recorder) enter() (leave func()) {
+	overlap := time.NewTimer(recordOverlap)
+	defer overlap.Stop()
+	select {
+	case r.turn <- struct{}{}:
+		return func() { <-r.turn }
+	case <-r.whole:
+	case <-overlap.C:
+	}
+	return func() {}
 }
 
 // gather adds what is there already.

@@ -74,30 +74,44 @@ func (c *commits) Complete(ctx context.Context, results []store.Result) ([]store
 	return recorded, nil
 }
 
+// Batches follow one another while recording is quick, since two halves cost more than one whole.
 func TestOutcomesGatherWhileACommitRuns(t *testing.T) {
 	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		m := &commits{memory: newMemory(), take: 50 * time.Millisecond}
-		for lane := int64(1); lane <= 4; lane++ {
-			endpoint := m.apply(testEndpoint(t, lane))
-			for range 250 {
-				m.add(endpoint)
-			}
-		}
-		d := startWithoutChores(t, Config{Senders: 100}, testDependencies(t, m), outside{transport: slowly(time.Millisecond)})
-		for m.pending() > 0 {
-			time.Sleep(10 * time.Millisecond)
-		}
-		d.end()
-		largest := 0
-		for _, n := range m.sizes {
-			largest = max(largest, n)
-		}
-		if m.most != completers || largest > recordBatch || len(m.sizes) > 40 {
-			t.Errorf("1,000 outcomes: got %d batches, %d at once, the largest of %d, want few, %d at once and %d at most",
-				len(m.sizes), m.most, largest, completers, recordBatch)
-		}
-	})
+	for name, c := range map[string]struct {
+		outcomes     int
+		take         time.Duration
+		most, atOnce int
+	}{
+		"quick":             {recordBatch - 100, recordOverlap / 2, 12, 1},
+		"slow":              {recordBatch - 100, 50 * time.Millisecond, 12, completers},
+		"beyond whole ones": {2 * recordBatch, recordOverlap / 2, 12, completers},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			synctest.Test(t, func(t *testing.T) {
+				m := &commits{memory: newMemory(), take: c.take}
+				for lane := int64(1); lane <= 4; lane++ {
+					endpoint := m.apply(testEndpoint(t, lane))
+					for range c.outcomes / 4 {
+						m.add(endpoint)
+					}
+				}
+				d := startWithoutChores(t, Config{Senders: 100}, testDependencies(t, m), outside{transport: slowly(time.Millisecond)})
+				for m.pending() > 0 {
+					time.Sleep(10 * time.Millisecond)
+				}
+				d.end()
+				largest := 0
+				for _, n := range m.sizes {
+					largest = max(largest, n)
+				}
+				if m.most != c.atOnce || largest > recordBatch || len(m.sizes) > c.most {
+					t.Errorf("%d outcomes: got %d batches, %d at once, the largest of %d, want %d, %d at once and %d at most",
+						c.outcomes, len(m.sizes), m.most, largest, c.most, c.atOnce, recordBatch)
+				}
+			})
+		})
+	}
 }
 
 // A recorder that is behind holds up the claims, not the memory.

@@ -53,13 +53,14 @@ const (
 	// groupEvents, groupBytes and groupRows bound what one commit stores: more makes none of it faster, and each waits for
 	// all. More than wideRows deliveries are a large fan-out.
 	groupEvents, groupBytes, groupRows, wideRows = 500, 4 << 20, 5000, 1000
-	// committers: while one group is committed, the next one is gathered and sent.
-	committers = 2
+	// committers of groups. The second one is for what cannot wait: beyond a whole group, or longer than overlap.
+	committers, overlap = 2, 5 * time.Millisecond
 )
 
 func (c Config) gathering() gathering {
 	return gathering{
 		committers: cmp.Or(c.committers, committers),
+		overlap:    overlap,
 		group:      load{events: cmp.Or(c.groupEvents, groupEvents), bytes: groupBytes, rows: groupRows},
 		wide:       wideRows,
 		waiting:    load{events: c.MaxWaitingEvents, bytes: c.MaxWaitingBytes},

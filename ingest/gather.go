@@ -51,14 +51,17 @@ type parcel struct {
 // gathering bounds a gatherer.
 type gathering struct {
 	committers int           // groups committed at once
+	overlap    time.Duration // what a commit may take before the next one begins beside it
 	group      load          // of a group at most; a single parcel may be larger
 	wide       int           // more deliveries than this make a parcel wide
 	waiting    load          // of all that wait, rows not counted
 	patience   time.Duration // how long a parcel waits at most
 }
 
-// gatherer commits the events of concurrent requests together. A group is what came while the groups before it were
-// committed: no timer makes an event wait, a lone one waits for nobody, and the busier it is the larger the groups are.
+// gatherer commits the events of concurrent requests together. A group is what came while the group before it was
+// committed: a lone event waits for nobody, and the busier it is the larger the groups are. Two at once would each be half
+// as large, and cost nearly as much; so the next one begins beside it only where a whole group waits, or where the commit
+// takes long: on a slow disk two of them wait for it better than one.
 //
 // What waits is bounded, and beyond that it is refused at once. Parcels with a large fan-out take a time of their own, so
 // they share groups with one another alone, and one committer at most: the others' wait is not for them.
@@ -67,13 +70,14 @@ type gatherer struct {
 	commit  func(context.Context, []*parcel)
 	metrics *metrics
 
-	mu       sync.Mutex
-	work     *sync.Cond
-	narrow   list.List // of *parcel, the oldest first
-	wide     list.List
-	waiting  load
-	wideBusy bool
-	closed   bool
+	mu         sync.Mutex
+	work       *sync.Cond
+	narrow     list.List // of *parcel, the oldest first
+	wide       list.List
+	waiting    load
+	narrowBusy int // groups under way
+	wideBusy   bool
+	closed     bool
 }
 
 var (
@@ -121,9 +125,12 @@ func (g *gatherer) enter(p *parcel) error {
 	case g.waiting.events > 0 && (total.events > g.gathering.waiting.events || total.bytes > g.gathering.waiting.bytes):
 		return errCrowded
 	}
-	p.place = g.queue(p).PushBack(p)
+	queue := g.queue(p)
+	p.place = queue.PushBack(p)
 	g.count(g.waiting.plus(p.load))
-	g.work.Signal()
+	if queue.Len() == 1 || g.next() != nil { // else somebody waits for its time, or is about to look
+		g.work.Signal()
+	}
 	return nil
 }
 
@@ -184,14 +191,13 @@ func (g *gatherer) take() []*parcel {
 	queue := g.next()
 	for ; queue == nil; queue = g.next() {
 		if g.closed {
-			return nil
+			return nil // whoever is at work goes on
 		}
-		g.work.Wait()
+		g.await()
 	}
 	var group []*parcel
 	var sum load
-	for front := queue.Front(); front != nil; front = queue.Front() {
-		p, _ := front.Value.(*parcel) // it is nothing else
+	for p := first(queue); p != nil; p = first(queue) {
 		if len(group) > 0 && !sum.plus(p.load).fits(g.group) {
 			break
 		}
@@ -200,41 +206,75 @@ func (g *gatherer) take() []*parcel {
 		g.remove(p)
 		g.metrics.waitSeconds.Observe(time.Since(p.came).Seconds())
 	}
-	g.wideBusy = g.wideBusy || queue == &g.wide
+	if queue == &g.wide {
+		g.wideBusy = true
+	} else {
+		g.narrowBusy++
+	}
+	if g.narrow.Len()+g.wide.Len() > 0 {
+		g.work.Signal() // somebody must look when it is time for the rest
+	}
 	g.metrics.groupEvents.Observe(float64(sum.events))
 	return group
 }
 
-// next is the queue whose turn it is: that of the parcel that has waited the longest, but the wide ones have one
-// committer at most.
+// await waits until something comes, a group is done, or the first parcel has waited for as long as a group under way may
+// keep it.
+func (g *gatherer) await() {
+	if p := first(&g.narrow); p != nil {
+		left := g.overlap - time.Since(p.came)
+		defer time.AfterFunc(left, func() {
+			g.mu.Lock() // or it could come between our look and our wait
+			defer g.mu.Unlock()
+			g.work.Broadcast()
+		}).Stop()
+	}
+	g.work.Wait()
+}
+
+// next is the queue whose turn it is: that of the parcel that has waited the longest. But the wide ones have one committer
+// at most, and the others have another one only where it is needed.
 func (g *gatherer) next() *list.List {
-	narrow, wide := g.narrow.Front(), g.wide.Front()
-	if g.wideBusy {
+	narrow, wide := first(&g.narrow), first(&g.wide)
+	if wide != nil && g.wideBusy {
 		wide = nil
+	}
+	if narrow != nil && g.narrowBusy > 0 && !g.urgent(narrow) {
+		narrow = nil
 	}
 	switch {
 	case narrow == nil && wide == nil:
 		return nil
 	case wide == nil:
 		return &g.narrow
-	case narrow == nil || older(wide, narrow):
+	case narrow == nil || wide.came.Before(narrow.came):
 		return &g.wide
 	}
 	return &g.narrow
 }
 
-func older(a, b *list.Element) bool {
-	p, _ := a.Value.(*parcel)
-	q, _ := b.Value.(*parcel)
-	return p.came.Before(q.came)
+// urgent tells whether the first parcel, and those behind it, need not wait for the group under way.
+func (g *gatherer) urgent(p *parcel) bool {
+	return g.closed || g.waiting.events >= g.group.events || time.Since(p.came) >= g.overlap
+}
+
+// first of a queue; nil: it is empty.
+func first(queue *list.List) *parcel {
+	if queue.Len() == 0 {
+		return nil
+	}
+	p, _ := queue.Front().Value.(*parcel) // it is nothing else
+	return p
 }
 
 func (g *gatherer) finish(group []*parcel) {
+	g.mu.Lock()
 	if group[0].wide {
-		g.mu.Lock()
 		g.wideBusy = false
-		g.mu.Unlock()
+	} else {
+		g.narrowBusy--
 	}
+	g.mu.Unlock()
 	for _, p := range group {
 		close(p.done)
 	}

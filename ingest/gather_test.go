@@ -70,6 +70,20 @@ func (d *disk) commit(_ context.Context, group []*parcel) {
 	d.mu.Unlock()
 }
 
+// occupy has all committers busy from now on, with an event each.
+func (d *disk) occupy(all *sync.WaitGroup) {
+	d.t.Helper()
+	for range d.committers {
+		all.Go(func() {
+			if _, err := d.put(d.t.Context(), typed("a")); err != nil {
+				d.t.Error(err)
+			}
+		})
+		time.Sleep(d.overlap)
+		synctest.Wait()
+	}
+}
+
 func always(took time.Duration) func([]*parcel) time.Duration {
 	return func([]*parcel) time.Duration { return took }
 }
@@ -124,6 +138,42 @@ func TestWhatComesDuringACommitIsTheNextGroup(t *testing.T) {
 	})
 }
 
+// Groups follow one another while commits are quick, since two halves cost more than one whole. On a slow disk, and where a
+// whole group waits, the next one begins beside the one under way.
+func TestAnotherCommitBeginsBesideAQuickOneOnlyForAWholeGroup(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		took, between time.Duration
+		least, most   int // groups of 100 events
+		atOnce        int
+	}{
+		"quick":                {overlap - time.Millisecond, time.Millisecond, 20, 26, 1},
+		"slow":                 {4 * overlap, time.Millisecond, 10, 12, 2},
+		"more than whole ones": {overlap, 0, 10, 11, 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			inBubble(t, func(g *gathering) { g.group.events = 10 }, always(c.took), func(d *disk) {
+				t := d.t
+				var all sync.WaitGroup
+				for range 100 {
+					all.Go(func() {
+						if _, err := d.put(t.Context(), typed("a")); err != nil {
+							t.Error(err)
+						}
+					})
+					time.Sleep(c.between)
+					synctest.Wait()
+				}
+				all.Wait()
+				if n := len(d.groups); n < c.least || n > c.most || d.most != c.atOnce {
+					t.Errorf("%d groups, %d at once, want %d to %d, %d at once", n, d.most, c.least, c.most, c.atOnce)
+				}
+			})
+		})
+	}
+}
+
 func TestWhatWaitsIsBoundedAndTheRestIsRefusedAtOnce(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string]func(*gathering){
@@ -137,10 +187,7 @@ func TestWhatWaitsIsBoundedAndTheRestIsRefusedAtOnce(t *testing.T) {
 				var all sync.WaitGroup
 				var mu sync.Mutex
 				refused := 0
-				for range committers { // are busy from now on
-					all.Go(func() { _, _ = d.put(t.Context(), typed("a")) })
-					synctest.Wait()
-				}
+				d.occupy(&all)
 				for range 30 {
 					all.Go(func() {
 						began := time.Now()
@@ -182,14 +229,7 @@ func TestWaitingEndsInTime(t *testing.T) {
 	inBubble(t, nil, always(8*time.Second), func(d *disk) {
 		t := d.t
 		var all sync.WaitGroup
-		for range committers {
-			all.Go(func() {
-				if _, err := d.put(t.Context(), typed("a")); err != nil {
-					t.Error(err)
-				}
-			})
-			synctest.Wait()
-		}
+		d.occupy(&all)
 		began := time.Now()
 		if _, err := d.put(t.Context(), typed("late")); !errors.Is(err, errOutwaited) || time.Since(began) != d.patience {
 			t.Errorf("got %v after %v, want %v after %v", err, time.Since(began), errOutwaited, d.patience)
