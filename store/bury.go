@@ -201,7 +201,7 @@ func (how *burial) carryOut(ctx context.Context, tx pgx.Tx, c candidates) (burie
 	b.Queue(lockStatuses, c.endpoints)
 	b.Queue(markStatuses, c.endpoints)
 	b.Queue(lockLanes, c.lanes)
-	b.Queue(reap, c.lanes)
+	b.Queue(reapGiven, c.lanes)
 	b.Queue(how.bury, c.ids, how.reason).QueryRow(func(row pgx.Row) error { return row.Scan(&buried) })
 	if len(c.keyed.key) > 0 {
 		b.Queue(promoteKeys, c.keyed.lane, c.keyed.key)

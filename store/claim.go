@@ -6,18 +6,26 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // All times are now(), the transaction's start: never later than the truth, so leases and tokens err on the safe side.
 
-// reap frees ended leases of locked lanes ($1) and recounts what is in flight: afterwards they are ordinary unclaimed
+// lockedLanes are those that this transaction has locked for its claim, endedLanes those of them that may hold an ended lease:
+// as latestLanes, but handed on by handOn within the database. A subquery, since the planner would take what a setting says
+// for what it will always say.
+const (
+	lockedLanes = latestOf + `(SELECT current_setting('postrider.lanes')::bigint[])` + asLanes
+	endedLanes  = latestOf + `(SELECT current_setting('postrider.ended')::bigint[])` + asLanes
+)
+
+// reapOf frees ended leases of locked lanes and recounts what is in flight: afterwards they are ordinary unclaimed
 // rows, and whoever held them is fenced. The scan ends once all the lane's claimed rows were seen.
 // SKIP LOCKED: a completion may hold a row and wait for our lane; it will subtract the row itself.
-const reap = `
+func reapOf(lanes string) string {
+	return `
 WITH held AS MATERIALIZED (
     SELECT h.id, h.lane_id, h.lease_until
-    FROM ` + latestLanes + `
+    FROM ` + lanes + `
     CROSS JOIN LATERAL (
         SELECT d.id, d.lane_id, d.lease_until FROM postrider.delivery d
         WHERE d.lane_id = l.lane_id AND d.available_at >= ` + searchFrom + ` AND d.available_at < 'infinity' AND d.claim_token IS NOT NULL
@@ -32,7 +40,7 @@ WITH held AS MATERIALIZED (
 ), counted AS (
     SELECT l.tid, count(h.id) - count(f.id) AS inflight, count(f.id) AS freed,
            min(h.lease_until) FILTER (WHERE f.id IS NULL) AS lease_end
-    FROM ` + latestLanes + `
+    FROM ` + lanes + `
     LEFT JOIN held h ON h.lane_id = l.lane_id
     LEFT JOIN freed f ON f.id = h.id
     GROUP BY l.tid
@@ -45,18 +53,24 @@ WITH held AS MATERIALIZED (
     WHERE l.ctid = c.tid
 )
 SELECT coalesce(sum(freed), 0)::int FROM counted`
+}
 
-// take claims. $1 lanes (locked), $2 deliveries at most of a lane, $3 a random token for the batch, $4 lease,
-// $5 lanes with a bound of their own, $6 these bounds.
+var (
+	reap      = reapOf(endedLanes)
+	reapGiven = reapOf(latestLanes) // $1
+)
+
+// take claims of lockedLanes. $1 deliveries at most, $2 of a lane at most (null: no bound of its own), $3 a random token for
+// the batch, $4 lease, $5 lanes with a bound of their own, $6 these bounds.
 const take = `
 WITH turn AS MATERIALIZED (
     -- What each lane may have: its quantum, free concurrency, tokens there by now, one if it probes.
     SELECT l.tid, l.lane_id, l.version, l.resumed_at, l.open_until IS NOT NULL AS probe, full_at.token_at,
            ` + searchFrom + ` AS search_from,
-           greatest(0, least($2::int, cap.bound, l.max_inflight - l.inflight,
+           greatest(0, least(greatest(1, $1::int / (SELECT cardinality(current_setting('postrider.lanes')::bigint[]))), $2::int, cap.bound, l.max_inflight - l.inflight,
                1 + floor(extract(epoch FROM now() - full_at.token_at) * l.rate)::int,
                CASE WHEN l.open_until IS NOT NULL THEN 1 END)) AS may
-    FROM ` + latestLanes + `
+    FROM ` + lockedLanes + `
     LEFT JOIN unnest($5::bigint[], $6::int[]) AS cap(lane_id, bound) ON cap.lane_id = l.lane_id
     -- A bucket never holds more than its burst: its first token is at most burst - 1 tokens old. Rounded up, and a
     -- microsecond more for the fractions of floats: of a burst of 6 a hair too little is 5.
@@ -101,7 +115,7 @@ WITH turn AS MATERIALIZED (
 SELECT k.id, k.lane_id, k.endpoint_id, t.version, k.event_id, k.replay_no, k.attempt, coalesce(k.ordering_key, ''),
        k.accepted_at, greatest(k.accepted_at, t.resumed_at, ` + stoppedUntil + `), t.probe,
        b.type, b.content_type, coalesce(b.traceparent, ''), b.headers, b.body,
-       (SELECT bool_or(ready_at <= now()) FROM turned)
+       (SELECT set_config('postrider.claimed', 'true', false)::bool AND bool_or(ready_at <= now()) FROM turned) -- once for all
 FROM taken k
 JOIN turn t USING (lane_id)
 -- Row by row, pinned only where the event is gone: a join would read all of pinned_event for every claim.
@@ -111,19 +125,19 @@ LEFT JOIN LATERAL (
     SELECT type, content_type, traceparent, headers, body FROM postrider.pinned_event WHERE id = k.event_id
     LIMIT 1) b ON true`
 
-// Claim takes due deliveries of ready lanes, in turn, and commits before it returns: two round trips.
+// Claim takes due deliveries of ready lanes, in turn, and commits before it returns: in one round trip, so that no lane stays
+// locked while this process waits for a CPU.
 //
-// Two statements, because a statement's snapshot is older than the locks it takes: reading the deliveries in the
+// In two statements, because a statement's snapshot is older than the locks it takes: reading the deliveries in the
 // statement that locks the lane misses what a completion or an accept committed just before, and the claim would then
-// park the lane over it.
+// park the lane over it. The database hands the lanes on from the one to the other.
 func (s *Store) Claim(ctx context.Context, r ClaimRequest) (batch Batch, err error) {
-	lanes := min(r.Lanes, r.Budget)
-	if lanes <= 0 {
+	r.Lanes = min(r.Lanes, r.Budget)
+	if r.Lanes <= 0 {
 		return Batch{}, nil
 	}
-	exclude := r.Exclude
-	if exclude == nil {
-		exclude = []int64{}
+	if r.Exclude == nil {
+		r.Exclude = []int64{}
 	}
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
@@ -133,41 +147,26 @@ func (s *Store) Claim(ctx context.Context, r ClaimRequest) (batch Batch, err err
 	if err = s.learnNotes(ctx, conn); err != nil {
 		return Batch{}, fmt.Errorf("claim: %w", err)
 	}
-
-	ready, err := s.lockForClaim(ctx, conn, lanes, exclude)
+	batch, err = s.claimReady(ctx, conn, &r)
 	if err != nil {
-		return Batch{}, fmt.Errorf("claim: lock ready lanes: %w", err)
+		return Batch{}, fmt.Errorf("claim: %w", err)
 	}
-	if len(ready.ids) == 0 || ready.paused {
-		if _, err = conn.Exec(ctx, "commit"); err != nil {
-			return Batch{}, fmt.Errorf("claim: %w", err)
-		}
-		return Batch{At: ready.at, Paused: ready.paused}, nil
-	}
-	batch, err = s.take(ctx, conn, r, ready.ids, ready.expired)
-	if err != nil {
-		return Batch{}, fmt.Errorf("claim: take deliveries: %w", err)
-	}
-	batch.At = ready.at
 	return batch, nil
 }
 
-func (s *Store) take(ctx context.Context, conn *pgxpool.Conn, r ClaimRequest, ids, expired []int64) (Batch, error) {
-	batch := Batch{Lanes: len(ids), More: len(ids) == min(r.Lanes, r.Budget)}
+// queueTake queues what follows the lock on lanes.
+func (s *Store) queueTake(b *pgx.Batch, r *ClaimRequest, batch *Batch) {
 	capped, bounds := make([]int64, 0, len(r.Caps)), make([]int32, 0, len(r.Caps))
 	for lane, bound := range r.Caps {
 		capped, bounds = append(capped, lane), append(bounds, int32(min(bound, r.Budget)))
 	}
-	token := uuid.New()
-	quantum := max(1, r.Budget/len(ids))
+	var perLane *int
 	if r.PerLane > 0 {
-		quantum = min(quantum, r.PerLane)
+		perLane = &r.PerLane
 	}
-	b := &pgx.Batch{}
-	if len(expired) > 0 {
-		b.Queue(reap, expired).QueryRow(func(row pgx.Row) error { return row.Scan(&batch.Reaped) })
-	}
-	b.Queue(take, ids, quantum, token, r.Lease, capped, bounds).Query(func(rows pgx.Rows) error {
+	token := uuid.New()
+	b.Queue(reap).QueryRow(func(row pgx.Row) error { return row.Scan(&batch.Reaped) })
+	b.Queue(take, r.Budget, perLane, token, r.Lease, capped, bounds).Query(func(rows pgx.Rows) error {
 		for rows.Next() {
 			c := Claim{Token: token}
 			var eventType, contentType *string
@@ -185,8 +184,8 @@ func (s *Store) take(ctx context.Context, conn *pgxpool.Conn, r ClaimRequest, id
 		}
 		return rows.Err()
 	})
-	s.commitBriefly(b)
-	err := send(ctx, conn, b)
-	s.heed(err)
-	return batch, err
+	s.commitBriefly(b, ifClaimed)
 }
+
+// ifClaimed: what else a claim has written, the parking of lanes that had nothing, nobody is told of.
+const ifClaimed = " WHERE current_setting('postrider.claimed')::bool"

@@ -26,16 +26,16 @@ func beginBriefly(b *pgx.Batch) {
 }
 
 // commitBriefly queues the end of a transaction that was begun by beginBriefly, where the caller must not be told before it
-// is safe. A transaction that writes nothing to the log would not wait for it, hence the note. A role that may not write one
-// waits for the disk with its locks.
-func (s *Store) commitBriefly(b *pgx.Batch) {
+// is safe; condition, a WHERE clause, may say that there is nothing to tell. A transaction that writes nothing to the log would
+// not wait for it, hence the note. A role that may not write one waits for the disk with its locks.
+func (s *Store) commitBriefly(b *pgx.Batch, condition string) {
 	if s.notes.Load() == notesForbidden {
 		b.Queue("SET LOCAL synchronous_commit TO DEFAULT")
 		b.Queue("commit")
 		return
 	}
 	b.Queue("commit")
-	b.Queue("SELECT pg_logical_emit_message(true, 'postrider', '')")
+	b.Queue("SELECT pg_logical_emit_message(true, 'postrider', '')" + condition)
 }
 
 // What is known of the right to write notes.

@@ -213,7 +213,7 @@ func (s *Store) completeTogether(ctx context.Context, results []Result, at []int
 	ready := map[int64]bool{}
 	b := &pgx.Batch{}
 	c.queue(b, ready)
-	s.commitBriefly(b)
+	s.commitBriefly(b, "")
 	if err = send(ctx, conn, b); err != nil {
 		s.heed(err)
 		return err

@@ -106,12 +106,18 @@ func (f *fixture) cost(endpoints ...Endpoint) map[string]int {
 		pages[name] = pagesOf(plan)
 	}
 	token := uuid.New()
+	if _, err := conn.Exec(f.t.Context(), openClaim, int64(claimBarrier), "0"); err != nil {
+		f.t.Fatal(err)
+	}
 	explained("lockReady", lockReady, 100, []int64{}, time.Now().Add(-time.Second))
 	explained("lockLanes", lockLanes, lanes)
 	explained("promoteKeys", promoteKeys, lanes, []string{"often", "often"})
 	explained("touchLanes", touchLanes, lanes, time.Duration(0))
-	explained("reap", reap, lanes)
-	explained("take", take, lanes, 10, token, time.Minute, []int64{}, []int32{})
+	if _, err := conn.Exec(f.t.Context(), `SELECT set_config('postrider.lanes', $1::bigint[]::text, true), set_config('postrider.ended', $1::bigint[]::text, true)`, lanes); err != nil {
+		f.t.Fatal(err)
+	}
+	explained("reap", reap)
+	explained("take", take, 10*len(lanes), nil, token, time.Minute, []int64{}, []int32{})
 	n := len(lanes)
 	tokens, versions, signs, looks, gone := make([]uuid.UUID, n), make([]int64, n), make([]string, n), make([]*float64, n), make([]bool, n)
 	for i := range lanes {
@@ -286,13 +292,9 @@ func TestTheSearchForReadyLanesIsBoundedAfterASlowOne(t *testing.T) {
 		var c readyCursor
 		at := time.Now()
 		ago := func(d time.Duration) pgtype.Timestamptz { return pgtype.Timestamptz{Time: at.Add(-d), Valid: d != 0} }
-		search := func(took, first, oldest time.Duration) {
-			found := readyLanes{at: at, oldest: ago(oldest)}
-			if first != 0 {
-				found.first = at.Add(-first)
-			}
+		looked := func(took, first, oldest time.Duration) {
 			from, _ := c.begin()
-			c.searched(from, took, found)
+			c.searched(from, search{at: at, began: at, ended: at.Add(took), first: ago(first), oldest: ago(oldest)})
 		}
 		begins := func(why string, want time.Duration) {
 			t.Helper()
@@ -300,15 +302,15 @@ func TestTheSearchForReadyLanesIsBoundedAfterASlowOne(t *testing.T) {
 				t.Errorf("%s: the next begins %v before the clock, %v; want %v", why, at.Sub(from.Time), overdue, want)
 			}
 		}
-		search(0, 0, 0)
+		looked(0, 0, 0)
 		if from, overdue := c.begin(); from != searchAll || overdue {
 			t.Error("bounded after a quick search")
 		}
-		search(50*time.Millisecond, time.Minute, 2*time.Minute)
+		looked(50*time.Millisecond, time.Minute, 2*time.Minute)
 		begins("a lane was locked", 2*time.Minute)
-		search(6*time.Millisecond, time.Minute, 2*time.Minute)
+		looked(6*time.Millisecond, time.Minute, 2*time.Minute)
 		begins("searching from that lane took long", time.Minute)
-		search(0, 0, 0)
+		looked(0, 0, 0)
 		begins("nothing was ready", readyMargin)
 		time.Sleep(5*time.Second - time.Nanosecond)
 		begins("all is searched again too early", readyMargin)

@@ -12,8 +12,13 @@ package store
 const moved = `moved_at = greatest(l.moved_at, date_bin('250 ms', now(), timestamptz '2000-01-01 00:00:00Z'))`
 
 // latestLanes are the lanes $1, each once, as l; l.tid is its ctid.
-const latestLanes = `(SELECT DISTINCT unnest($1::bigint[]) AS lane_id) wanted
+const (
+	latestLanes = latestOf + `$1::bigint[]` + asLanes
+
+	latestOf = `(SELECT DISTINCT unnest(`
+	asLanes  = `) AS lane_id) wanted
     CROSS JOIN LATERAL (SELECT *, ctid AS tid FROM postrider.lane WHERE lane_id = wanted.lane_id ORDER BY moved_at DESC LIMIT 1) l`
+)
 
 // lateCommit is how long after its beginning an accept may commit and still be found by claims without being told of:
 // lane.first_at stays behind by as much. The touch of a later one lowers first_at.

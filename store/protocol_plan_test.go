@@ -18,6 +18,7 @@ var hotStatements = []struct{ name, sql, index string }{
 	{"lockReady", lockReady, "lane_ready"},
 	{"lockOldest", lockOldest, "lane_ready"},
 	{"reap", reap, "delivery_due"},
+	{"reapGiven", reapGiven, "delivery_due"},
 	{"take", take, "delivery_due"},
 	{"take", take, "delivery_pkey"},
 	{"matchClaims", matchClaims, "delivery_pkey"},
