@@ -10,8 +10,8 @@ import (
 
 // All times are now(), the transaction's start: never later than the truth, so leases and tokens err on the safe side.
 
-// lockedLanes are those that this transaction has locked for its claim, endedLanes those of them that may hold an ended lease:
-// as latestLanes, but handed on by handOn within the database. A subquery, since the planner would take what a setting says
+// lockedLanes are those that this transaction has locked to claim of them, endedLanes those that may hold an ended lease: as
+// latestLanes, but handed on by handOn within the database. A subquery, since the planner would take what a setting says
 // for what it will always say.
 const (
 	lockedLanes = latestOf + `(SELECT current_setting('postrider.lanes')::bigint[])` + asLanes
@@ -155,7 +155,7 @@ func (s *Store) Claim(ctx context.Context, r ClaimRequest) (batch Batch, err err
 }
 
 // queueTake queues what follows the lock on lanes.
-func (s *Store) queueTake(b *pgx.Batch, r *ClaimRequest, batch *Batch) {
+func (s *Store) queueTake(b *pgx.Batch, r *ClaimRequest, reaps bool, batch *Batch) {
 	capped, bounds := make([]int64, 0, len(r.Caps)), make([]int32, 0, len(r.Caps))
 	for lane, bound := range r.Caps {
 		capped, bounds = append(capped, lane), append(bounds, int32(min(bound, r.Budget)))
@@ -165,7 +165,9 @@ func (s *Store) queueTake(b *pgx.Batch, r *ClaimRequest, batch *Batch) {
 		perLane = &r.PerLane
 	}
 	token := uuid.New()
-	b.Queue(reap).QueryRow(func(row pgx.Row) error { return row.Scan(&batch.Reaped) })
+	if reaps {
+		b.Queue(reap).QueryRow(func(row pgx.Row) error { return row.Scan(&batch.Reaped) })
+	}
 	b.Queue(take, r.Budget, perLane, token, r.Lease, capped, bounds).Query(func(rows pgx.Rows) error {
 		for rows.Next() {
 			c := Claim{Token: token}

@@ -109,7 +109,7 @@ func (f *fixture) cost(endpoints ...Endpoint) map[string]int {
 	if _, err := conn.Exec(f.t.Context(), openClaim, int64(claimBarrier), "0"); err != nil {
 		f.t.Fatal(err)
 	}
-	explained("lockReady", lockReady, 100, []int64{}, time.Now().Add(-time.Second))
+	explained("lockReady", lockReady, false, []int64{}, time.Now().Add(-time.Second), 100)
 	explained("lockLanes", lockLanes, lanes)
 	explained("promoteKeys", promoteKeys, lanes, []string{"often", "often"})
 	explained("touchLanes", touchLanes, lanes, time.Duration(0))
@@ -294,7 +294,7 @@ func TestTheSearchForReadyLanesIsBoundedAfterASlowOne(t *testing.T) {
 		ago := func(d time.Duration) pgtype.Timestamptz { return pgtype.Timestamptz{Time: at.Add(-d), Valid: d != 0} }
 		looked := func(took, first, oldest time.Duration) {
 			from, _ := c.begin()
-			c.searched(from, search{at: at, began: at, ended: at.Add(took), first: ago(first), oldest: ago(oldest)})
+			c.searched(from, found{at: at, began: at, ended: at.Add(took), first: ago(first), oldest: ago(oldest)})
 		}
 		begins := func(why string, want time.Duration) {
 			t.Helper()

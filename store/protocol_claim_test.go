@@ -264,3 +264,27 @@ func TestALostDispatcherFreesItsConcurrency(t *testing.T) {
 		t.Errorf("%d attempts recorded, want 5: the fenced results change nothing", n)
 	}
 }
+
+// A lane with an ended lease waits for the next claim where there is other work, and for no more than that.
+func TestAnEndedLeaseIsFreedByTheNextClaimAtTheLatest(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	lost, other := f.in("billing", "lost"), f.in("billing", "other")
+	f.due(3, lost)
+	f.claimFor(2, time.Microsecond)
+	f.due(1, other)
+	first, err := f.Claim(t.Context(), whole())
+	if err != nil || first.Reaped != 0 || len(first.Claims) != 1 || first.Claims[0].LaneID != other.LaneID || !first.More {
+		t.Errorf("got %+v, %v; want the delivery of the other lane, and that there is more", first, err)
+	}
+	second, err := f.Claim(t.Context(), whole())
+	if err != nil || second.Reaped != 2 || len(second.Claims) != 3 {
+		t.Errorf("got %+v, %v; want 2 leases freed and all 3 deliveries", second, err)
+	}
+	f.complete(Delivered, second.Claims...)
+	f.due(1, other)
+	third, err := f.Claim(t.Context(), whole())
+	if err != nil || third.Reaped != 0 || len(third.Claims) != 1 {
+		t.Errorf("got %+v, %v; want the delivery and nothing freed", third, err)
+	}
+}

@@ -12,34 +12,36 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// handOn begins a statement that locks lanes. It passes them on to those that come after it in the same transaction, as
-// lockedLanes and endedLanes, and tells how many there are and the first one's ready_at. None is locked while all is paused.
+// handOn begins a statement that locks lanes; $1: their ended leases are freed next. It passes the lanes on to the statements
+// that come after it in the same transaction: endedLanes are those that may hold an ended lease, lockedLanes all, or without
+// $1 the others. It tells how many were locked, the first one's ready_at, and whether some of them are endedLanes. None is
+// locked while all is paused.
 const (
 	handOn = `
-SELECT count(*)::int, min(ready_at),
-       set_config('postrider.lanes', coalesce(array_agg(lane_id), '{}')::text, true) || -- one text: nobody reads them here
+SELECT count(*)::int, min(ready_at), count(*) FILTER (WHERE lease_end <= now()) > 0,
+       set_config('postrider.lanes', coalesce(array_agg(lane_id) FILTER (WHERE $1::bool OR lease_end IS NULL OR lease_end > now()), '{}')::text, true) ||
        set_config('postrider.ended', coalesce(array_agg(lane_id) FILTER (WHERE lease_end <= now()), '{}')::text, true)
 FROM (`
 	open = `(SELECT current_setting('postrider.open')::bool)`
 )
 
-// $1 lanes at most, $2 lanes to leave to others, $3 from where to search.
+// $2 lanes to leave to others, $3 from where to search, $4 lanes at most.
 const lockReady = handOn + `
     SELECT lane_id, lease_end, ready_at
     FROM postrider.lane
     WHERE ready_at <= now() AND ready_at >= $3 AND lane_id <> ALL($2::bigint[]) AND ` + open + `
-    ORDER BY ready_at LIMIT $1
+    ORDER BY ready_at LIMIT $4
     FOR NO KEY UPDATE SKIP LOCKED) l`
 
 // When lockReady got nothing: skipped is not empty. A lane under back-to-back completions is always locked, so wait for
 // the oldest ready one, holding nothing else. The subquery picks one row before any lock: with WHERE ready_at … LIMIT 1
 // FOR NO KEY UPDATE, a lane that is no longer ready once its lock is got stays locked while the statement goes on to wait
 // for the next one, which deadlocks. take tests again whether the lane is ready.
-// $1 lanes to leave to others, $2 from where to search.
+// $2 lanes to leave to others, $3 from where to search.
 const lockOldest = handOn + `
     SELECT l.lane_id, l.lease_end, l.ready_at
     FROM (SELECT lane_id FROM postrider.lane
-          WHERE ready_at <= now() AND ready_at >= $2 AND lane_id <> ALL($1::bigint[]) AND ` + open + `
+          WHERE ready_at <= now() AND ready_at >= $3 AND lane_id <> ALL($2::bigint[]) AND ` + open + `
           ORDER BY ready_at LIMIT 1) oldest
     CROSS JOIN LATERAL (
         SELECT * FROM postrider.lane WHERE lane_id = oldest.lane_id ORDER BY moved_at DESC LIMIT 1 FOR NO KEY UPDATE) l) l`
@@ -62,69 +64,88 @@ SELECT now(), clock_timestamp(), open,
        set_config('synchronous_commit', 'off', true) || set_config('lock_timeout', $2, true)
 FROM (SELECT ` + joinBarrier + `($1) AND NOT ` + stopped + ` AS open) pause`
 
-// search is what came of looking for ready lanes.
-type search struct {
+// found is what came of a search for ready lanes.
+type found struct {
 	at            time.Time          // of the transaction
 	began, ended  time.Time          // the search itself
 	lanes         int                // that were locked
+	leasesEnded   bool               // one of these may hold an ended lease
 	first, oldest pgtype.Timestamptz // ready_at of the first of these, and of all, whoever may have them locked; null: there is none
 }
 
-// claimReady claims of the lanes that are ready.
+// claimReady claims of the lanes that are ready. To free ended leases costs as much as a claim of little, and is seldom called
+// for: a claim leaves the lanes that may hold one to the next claim, which comes at once where this one got nothing.
 func (s *Store) claimReady(ctx context.Context, conn *pgxpool.Conn, r *ClaimRequest) (Batch, error) {
+	reaps := s.leasesEnded.Swap(false)
+	found, batch, err := s.search(ctx, conn, r, reaps)
+	if err != nil || reaps || !found.leasesEnded {
+		return batch, err
+	}
+	if len(batch.Claims) > 0 {
+		s.leasesEnded.Store(true)
+		batch.More = true
+		return batch, nil
+	}
+	_, batch, err = s.search(ctx, conn, r, true)
+	return batch, err
+}
+
+// search claims of the lanes that it finds ready, and of the oldest that is if somebody else has all of them locked.
+func (s *Store) search(ctx context.Context, conn *pgxpool.Conn, r *ClaimRequest, reaps bool) (found, Batch, error) {
 	from, err := s.readyFrom(ctx, conn)
 	if err != nil {
-		return Batch{}, err
+		return found{}, Batch{}, err
 	}
-	found, batch, err := s.claimFrom(ctx, conn, r, skipPatience, func(b *pgx.Batch, found *search) {
-		b.Queue(lockReady, r.Lanes, r.Exclude, from).QueryRow(found.scanLocked)
-		b.Queue(oldestReady, from).QueryRow(found.scanOldest)
+	f, batch, err := s.claimFrom(ctx, conn, r, skipPatience, reaps, func(b *pgx.Batch, f *found) {
+		b.Queue(lockReady, reaps, r.Exclude, from, r.Lanes).QueryRow(f.scanLocked)
+		b.Queue(oldestReady, from).QueryRow(f.scanOldest)
 	})
 	switch {
 	case lockTimedOut(err):
 		if _, err = conn.Exec(ctx, "rollback"); err != nil {
-			return Batch{}, err
+			return f, Batch{}, err
 		}
 	case err != nil || batch.Paused:
-		return batch, err
+		return f, batch, err
 	default:
-		s.ready.searched(from, found)
-		if batch.Lanes > 0 || !found.oldest.Valid {
-			return batch, nil
+		s.ready.searched(from, f)
+		if f.lanes > 0 || !f.oldest.Valid {
+			return f, batch, nil
 		}
-		from = found.oldest
+		from = f.oldest
 	}
-	_, batch, err = s.claimFrom(ctx, conn, r, "0", func(b *pgx.Batch, found *search) {
-		b.Queue(lockOldest, r.Exclude, from).QueryRow(found.scanLocked)
+	return s.claimFrom(ctx, conn, r, "0", reaps, func(b *pgx.Batch, f *found) {
+		b.Queue(lockOldest, reaps, r.Exclude, from).QueryRow(f.scanLocked)
 	})
-	return batch, err
 }
 
 // claimFrom is a claim's transaction. lock queues what locks lanes, and waits for each as long as patience says; "0": for
 // ever. It stays behind the barrier until it commits: whoever pauses the installation waits for claims that do not know of it,
 // and take, which comes later, looks again.
-func (s *Store) claimFrom(ctx context.Context, conn *pgxpool.Conn, r *ClaimRequest, patience string, lock func(*pgx.Batch, *search)) (found search, batch Batch, err error) {
+func (s *Store) claimFrom(ctx context.Context, conn *pgxpool.Conn, r *ClaimRequest, patience string, reaps bool, lock func(*pgx.Batch, *found)) (f found, batch Batch, err error) {
 	b := &pgx.Batch{}
 	b.Queue("begin")
 	b.Queue(openClaim, int64(claimBarrier), patience).QueryRow(func(row pgx.Row) error {
 		var open bool
-		err := row.Scan(&found.at, &found.began, &open, nil)
+		err := row.Scan(&f.at, &f.began, &open, nil)
 		batch.Paused = !open
 		return err
 	})
-	lock(b, &found)
+	lock(b, &f)
 	b.Queue("SET LOCAL lock_timeout TO DEFAULT") // what follows waits for nobody who waits for us
-	s.queueTake(b, r, &batch)
+	s.queueTake(b, r, reaps, &batch)
 	err = send(ctx, conn, b)
 	s.heed(err)
-	batch.At, batch.Lanes = found.at, found.lanes
-	batch.More = batch.More || found.lanes == r.Lanes
-	return found, batch, err
+	batch.At, batch.Lanes = f.at, f.lanes
+	batch.More = batch.More || f.lanes == r.Lanes
+	return f, batch, err
 }
 
-func (f *search) scanLocked(row pgx.Row) error { return row.Scan(&f.lanes, &f.first, nil) }
+func (f *found) scanLocked(row pgx.Row) error {
+	return row.Scan(&f.lanes, &f.first, &f.leasesEnded, nil)
+}
 
-func (f *search) scanOldest(row pgx.Row) error { return row.Scan(&f.oldest, &f.ended) }
+func (f *found) scanOldest(row pgx.Row) error { return row.Scan(&f.oldest, &f.ended) }
 
 // readyFrom is where the search for ready lanes begins. Where it is time to, that is found out by looking at all that lies
 // before, which holds no lock.
@@ -134,7 +155,7 @@ func (s *Store) readyFrom(ctx context.Context, conn *pgxpool.Conn) (pgtype.Times
 		return from, nil
 	}
 	began := time.Now()
-	var all search
+	var all found
 	if err := all.scanOldest(conn.QueryRow(ctx, oldestReady, from)); err != nil {
 		return from, fmt.Errorf("search all lanes: %w", err)
 	}

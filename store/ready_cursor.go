@@ -41,19 +41,19 @@ func (c *readyCursor) begin() (from pgtype.Timestamptz, overdue bool) {
 	return searchAll, true
 }
 
-// searched takes in what a claim's search found.
-func (c *readyCursor) searched(from pgtype.Timestamptz, found search) {
+// searched takes in what a claim's search f.
+func (c *readyCursor) searched(from pgtype.Timestamptz, f found) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	oldest, took := found.oldest, found.ended.Sub(found.began)
+	oldest, took := f.oldest, f.ended.Sub(f.began)
 	switch slow := took > slowSearch; {
 	case slow && from == searchAll:
 		c.next = time.Now().Add(searchPause * took)
-	case slow && found.first.Valid:
+	case slow && f.first.Valid:
 		// A lane that somebody has locked for long must not have everybody search from where it is.
-		oldest = found.first
+		oldest = f.first
 	}
-	c.from = found.at.Add(-readyMargin)
+	c.from = f.at.Add(-readyMargin)
 	c.lower(oldest)
 }
 

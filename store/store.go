@@ -59,9 +59,10 @@ type Store struct {
 	pool    *pgxpool.Pool
 	options Options
 
-	clock *databaseClock
-	ready readyCursor
-	notes atomic.Int32 // whether the role may write them: see commitBriefly
+	clock       *databaseClock
+	ready       readyCursor
+	leasesEnded atomic.Bool  // a claim has seen some that the next one frees
+	notes       atomic.Int32 // whether the role may write them: see commitBriefly
 
 	keysMu sync.Mutex
 	keys   map[int64]string // sweep: the ordering key after which to go on, by lane
