@@ -5,6 +5,7 @@ FROM --platform=$BUILDPLATFORM golang:1.26 AS build
 WORKDIR /src
 COPY go.mod go.sum ./
 RUN --mount=type=cache,target=/go/pkg/mod go mod download
+COPY access access
 COPY api api
 COPY cmd cmd
 COPY controllers controllers

@@ -8,9 +8,10 @@ import (
 	"strings"
 	"time"
 
-	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/client-go/rest"
+
+	"github.com/postrider/postrider/access"
 )
 
 // A gate says who may do what where.
@@ -29,29 +30,19 @@ type caller struct {
 // clusterGate lets in whom the Kubernetes API authenticates and authorises.
 type clusterGate struct {
 	server      *apiServer
-	reviewer    *tokenReviewer
-	authorizer  *accessReviewer
+	api         *access.API
 	tokens      *verdicts[identity]
 	permissions *verdicts[permission]
-	http        *http.Client
 }
 
 func newClusterGate(kubernetes *rest.Config, config ReviewConfig, m *metrics, log reviewLog) (*clusterGate, error) {
-	client, clientConfig, err := reviewClient(kubernetes)
-	if err != nil {
-		return nil, err
-	}
-	reviewer, err := newTokenReviewer(clientConfig, client, config.Timeout)
-	if err != nil {
-		return nil, err
-	}
-	authorizer, err := newAccessReviewer(clientConfig, client)
+	api, err := access.New(kubernetes, config.Timeout)
 	if err != nil {
 		return nil, err
 	}
 	server := newAPIServer(config, m, log)
 	return &clusterGate{
-		server: server, reviewer: reviewer, authorizer: authorizer, http: client,
+		server: server, api: api,
 		tokens:      newVerdicts[identity](config, server, "token"),
 		permissions: newVerdicts[permission](config, server, "access"),
 	}, nil
@@ -59,7 +50,7 @@ func newClusterGate(kubernetes *rest.Config, config ReviewConfig, m *metrics, lo
 
 func (g *clusterGate) close() {
 	g.server.close()
-	utilnet.CloseIdleConnectionsFor(g.http.Transport)
+	g.api.Close()
 }
 
 func (g *clusterGate) admit(r *http.Request, verb string) (caller, error) {
@@ -67,7 +58,7 @@ func (g *clusterGate) admit(r *http.Request, verb string) (caller, error) {
 	if p != nil {
 		return caller{}, p
 	}
-	who, err := g.tokens.judge(tokenDigest(token), g.reviewer.ask(token))
+	who, err := g.tokens.judge(tokenDigest(token), whose(g.api, token))
 	switch {
 	case errors.Is(err, errRefused):
 		return caller{}, unauthenticated("The token is not valid, has expired, or is not meant for the audience "+
@@ -80,16 +71,16 @@ func (g *clusterGate) admit(r *http.Request, verb string) (caller, error) {
 	if p != nil {
 		return caller{}, p
 	}
-	_, err = g.permissions.judge(who.digest(verb, namespace), g.authorizer.ask(who, verb, namespace))
+	_, err = g.permissions.judge(who.digest(verb, namespace), may(g.api, who, verb, namespace))
 	switch {
 	case errors.Is(err, errRefused):
-		return caller{name: who.info.GetName(), namespace: namespace}, forbidden("The credential is good, but its user may not " + verb + " " +
+		return caller{name: who.Name, namespace: namespace}, forbidden("The credential is good, but its user may not " + verb + " " +
 			resource + "/" + subresource + "." + group + " in the namespace " + namespace +
 			": bind it a role that allows this, such as postrider-producer.")
 	case err != nil:
 		return caller{}, cannotReview(err)
 	}
-	return caller{name: who.info.GetName(), namespace: namespace}, nil
+	return caller{name: who.Name, namespace: namespace}, nil
 }
 
 func cannotReview(err error) *problem {

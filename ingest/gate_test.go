@@ -17,10 +17,10 @@ import (
 	authorizationv1 "k8s.io/api/authorization/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
+	"github.com/postrider/postrider/access"
 	"github.com/postrider/postrider/test/localstack"
 )
 
@@ -436,34 +436,34 @@ func TestManyProducersAreNotThrottledByTheClient(t *testing.T) {
 
 func TestPermissionsAreRememberedByAllThatDecides(t *testing.T) {
 	t.Parallel()
-	who := func(change func(*user.DefaultInfo)) digest {
-		info := &user.DefaultInfo{Name: "n", UID: "u", Groups: []string{"a", "b"}, Extra: map[string][]string{"scopes": {"x"}}}
-		change(info)
+	who := func(change func(*access.Identity)) digest {
+		info := access.Identity{Name: "n", UID: "u", Groups: []string{"a", "b"}, Extra: map[string][]string{"scopes": {"x"}}}
+		change(&info)
 		return accessDigest(info, "create", "ns")
 	}
-	same := who(func(*user.DefaultInfo) {})
-	for name, change := range map[string]func(*user.DefaultInfo){
-		"name":         func(i *user.DefaultInfo) { i.Name = "m" },
-		"uid":          func(i *user.DefaultInfo) { i.UID = "v" },
-		"name and uid": func(i *user.DefaultInfo) { i.Name, i.UID = "nu", "" },
-		"groups":       func(i *user.DefaultInfo) { i.Groups = []string{"a"} },
-		"joined":       func(i *user.DefaultInfo) { i.Groups = []string{"ab"} },
-		"extra":        func(i *user.DefaultInfo) { i.Extra["scopes"] = []string{"y"} },
-		"more extra":   func(i *user.DefaultInfo) { i.Extra["more"] = nil },
+	same := who(func(*access.Identity) {})
+	for name, change := range map[string]func(*access.Identity){
+		"name":         func(i *access.Identity) { i.Name = "m" },
+		"uid":          func(i *access.Identity) { i.UID = "v" },
+		"name and uid": func(i *access.Identity) { i.Name, i.UID = "nu", "" },
+		"groups":       func(i *access.Identity) { i.Groups = []string{"a"} },
+		"joined":       func(i *access.Identity) { i.Groups = []string{"ab"} },
+		"extra":        func(i *access.Identity) { i.Extra["scopes"] = []string{"y"} },
+		"more extra":   func(i *access.Identity) { i.Extra["more"] = nil },
 	} {
 		if who(change) == same {
 			t.Errorf("another %s is taken for the same", name)
 		}
 	}
-	for name, change := range map[string]func(*user.DefaultInfo){
-		"order of groups": func(i *user.DefaultInfo) { i.Groups = []string{"b", "a"} },
-		"pod":             func(i *user.DefaultInfo) { i.Extra["authentication.kubernetes.io/pod-name"] = []string{"p"} },
+	for name, change := range map[string]func(*access.Identity){
+		"order of groups": func(i *access.Identity) { i.Groups = []string{"b", "a"} },
+		"pod":             func(i *access.Identity) { i.Extra["authentication.kubernetes.io/pod-name"] = []string{"p"} },
 	} {
 		if who(change) != same {
 			t.Errorf("another %s is taken for somebody else", name)
 		}
 	}
-	info := &user.DefaultInfo{Name: "n"}
+	info := access.Identity{Name: "n"}
 	if accessDigest(info, "create", "ns") == accessDigest(info, "get", "ns") || accessDigest(info, "create", "ns") == accessDigest(info, "create", "ns2") {
 		t.Error("verb or namespace do not count")
 	}

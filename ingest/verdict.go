@@ -10,11 +10,13 @@ import (
 	"time"
 
 	"golang.org/x/sync/singleflight"
+
+	"github.com/postrider/postrider/access"
 )
 
 // What a review can come to, other than an allowing answer.
 var (
-	errRefused = errors.New("refused by the API server")
+	errRefused = access.ErrRefused
 	errAway    = errors.New("the API server cannot be asked")
 	errBusy    = errors.New("too many reviews under way")
 )
@@ -22,9 +24,9 @@ var (
 // verdicts remembers what the API server said, and asks it when that is too old. While the API server is away the
 // last allowing answer goes on counting for OutageGrace; a refusal removes it at once.
 //
-// It takes the place of the caches in Kubernetes' delegating libraries, which are switched off: those forget an answer
-// when its time is over, so the grace would need a second memory beside them that could not tell a fresh answer from
-// a cached one, and would outlive a denial heard meanwhile.
+// A cache that forgets an answer when its time is over, as those of Kubernetes' own library do, would not do: the grace
+// would need a second memory beside it that could not tell a fresh answer from a cached one, and would outlive a denial
+// heard meanwhile.
 type verdicts[V interface{ validUntil() time.Time }] struct {
 	config  ReviewConfig
 	server  *apiServer

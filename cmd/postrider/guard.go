@@ -6,18 +6,21 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"time"
 
-	"github.com/go-logr/logr"
-	"k8s.io/client-go/rest"
 	certutil "k8s.io/client-go/util/cert"
-	"sigs.k8s.io/controller-runtime/pkg/metrics/filters"
+
+	"github.com/postrider/postrider/access"
 )
 
 // guard stands before what only some may read: metrics and profiles. The zero value lets everybody in, over plain HTTP.
 type guard struct {
-	admit  func(http.Handler) (http.Handler, error)
+	admit  func(http.Handler) http.Handler
 	secure *tls.Config
 }
+
+// reviewTimeout bounds each of the two reviews, so that both end before the 10 s that a scrape of Prometheus waits.
+const reviewTimeout = 3 * time.Second
 
 // guard asks the Kubernetes API about whoever reads metrics, if it is to.
 func (k *cluster) guard(log *slog.Logger) (guard, error) {
@@ -28,11 +31,7 @@ func (k *cluster) guard(log *slog.Logger) (guard, error) {
 	if err != nil {
 		return guard{}, err
 	}
-	client, err := rest.HTTPClientFor(config)
-	if err != nil {
-		return guard{}, fmt.Errorf("--metrics-auth: %w", err)
-	}
-	filter, err := filters.WithAuthenticationAndAuthorization(config, client)
+	api, err := access.New(config, reviewTimeout)
 	if err != nil {
 		return guard{}, fmt.Errorf("--metrics-auth: %w", err)
 	}
@@ -46,17 +45,15 @@ func (k *cluster) guard(log *slog.Logger) (guard, error) {
 		return guard{}, fmt.Errorf("--metrics-auth: make a certificate: %w", err)
 	}
 	return guard{
-		admit: func(h http.Handler) (http.Handler, error) {
-			return filter(logr.FromSlogHandler(log.Handler()), h)
-		},
+		admit:  access.NewGuard(api, log).Protect,
 		secure: &tls.Config{MinVersion: tls.VersionTLS12, Certificates: []tls.Certificate{pair}},
 	}, nil
 }
 
 // protect puts the guard before a handler.
-func (g guard) protect(h http.Handler) (http.Handler, error) {
+func (g guard) protect(h http.Handler) http.Handler {
 	if g.admit == nil {
-		return h, nil
+		return h
 	}
 	return g.admit(h)
 }

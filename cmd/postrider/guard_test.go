@@ -28,6 +28,7 @@ func TestMetricsAreForThoseAloneWhomTheKubernetesAPIAllows(t *testing.T) {
 		t.Fatal(err)
 	}
 	allowed := localstack.ServiceAccountToken(t, api.Config(), "default", "prometheus")
+	unmeant := localstack.ServiceAccountToken(t, api.Config(), "default", "prometheus", "postrider")
 	other := localstack.ServiceAccountToken(t, api.Config(), "default", "other")
 	if _, err := client.RbacV1().ClusterRoles().Create(t.Context(), &rbacv1.ClusterRole{
 		ObjectMeta: metav1.ObjectMeta{Name: "metrics-reader"},
@@ -68,7 +69,8 @@ func TestMetricsAreForThoseAloneWhomTheKubernetesAPIAllows(t *testing.T) {
 	}{
 		{"/metrics", allowed, "who may read metrics", 200},
 		{"/metrics", other, "another account", 403},
-		{"/metrics", "garbage", "a bad token", 500}, // so the library answers what cannot be reviewed
+		{"/metrics", "garbage", "a bad token", 401},
+		{"/metrics", unmeant, "a token for another audience", 401},
 		{"/metrics", "", "nobody", 401},
 		{"/debug/pprof/", allowed, "who may read metrics alone", 403},
 		{"/debug/pprof/", "", "nobody", 401},

@@ -63,7 +63,7 @@ func buildInfo() prometheus.Collector {
 
 // handler answers probes, for everybody, and all that the guard stands before. ready answers /readyz: nil, or what is
 // missing.
-func (o *observing) handler(metrics prometheus.Gatherer, by guard, ready func() error) (http.Handler, error) {
+func (o *observing) handler(metrics prometheus.Gatherer, by guard, ready func() error) http.Handler {
 	inner := http.NewServeMux()
 	inner.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{MaxRequestsInFlight: 4, Timeout: 10 * time.Second}))
 	if o.profiling {
@@ -72,12 +72,8 @@ func (o *observing) handler(metrics prometheus.Gatherer, by guard, ready func() 
 		inner.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
 		inner.HandleFunc("/debug/pprof/trace", pprof.Trace)
 	}
-	guarded, err := by.protect(inner)
-	if err != nil {
-		return nil, fmt.Errorf("guard the metrics: %w", err)
-	}
 	mux := http.NewServeMux()
-	mux.Handle("/", guarded)
+	mux.Handle("/", by.protect(inner))
 	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write([]byte("ok\n")) })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
 		if err := ready(); err != nil {
@@ -86,7 +82,7 @@ func (o *observing) handler(metrics prometheus.Gatherer, by guard, ready func() 
 		}
 		_, _ = w.Write([]byte("ok\n"))
 	})
-	return mux, nil
+	return mux
 }
 
 // serve runs until the context ends.
@@ -95,12 +91,8 @@ func (o *observing) serve(ctx context.Context, log *slog.Logger, metrics prometh
 		<-ctx.Done()
 		return nil
 	}
-	handler, err := o.handler(metrics, by, ready)
-	if err != nil {
-		return err
-	}
 	server := &http.Server{
-		Handler: handler, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
+		Handler: o.handler(metrics, by, ready), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, IdleTimeout: time.Minute, MaxHeaderBytes: 16 << 10,
 		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 	}
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", o.address)

@@ -25,10 +25,7 @@ func TestProfilesAreServedWhereTheyAreAskedFor(t *testing.T) {
 		{true, "/readyz", http.StatusServiceUnavailable},
 	} {
 		o := observing{profiling: c.profiling}
-		handler, err := o.handler(newRegistry(), guard{}, func() error { return errors.New("it waits") })
-		if err != nil {
-			t.Fatal(err)
-		}
+		handler := o.handler(newRegistry(), guard{}, func() error { return errors.New("it waits") })
 		answer := httptest.NewRecorder()
 		handler.ServeHTTP(answer, httptest.NewRequestWithContext(t.Context(), http.MethodGet, c.path, nil))
 		if answer.Code != c.want {
