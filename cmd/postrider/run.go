@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
+	"runtime/debug"
 	"sync"
 
 	"github.com/KimMachineGun/automemlimit/memlimit"
@@ -38,9 +40,20 @@ func limitMemory(log *slog.Logger) int64 {
 	return limit
 }
 
+// garbagePercent is how much the heap may grow, as a part of what is in use, before its garbage is collected, unless GOGC says
+// otherwise. The runtime's own 100 costs a tenth more of the CPU of ingest and of a small dispatcher, and saves some 10 MiB.
+const garbagePercent = 150
+
+func paceGarbage() {
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(garbagePercent)
+	}
+}
+
 // run runs the parts, with probes and metrics, until the context ends or one of them fails: then the others stop too.
 // again reads the settings anew, with those of the file given.
 func (p *process) run(ctx context.Context, again func([]byte) (*assembly, error)) error {
+	paceGarbage()
 	p.log.Info("starting", "version", version, "memory_limit", limitMemory(p.log))
 	by, err := p.first.kube.guard(p.log)
 	if err != nil {
