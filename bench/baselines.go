@@ -63,6 +63,41 @@ func baselineCommit(ctx context.Context, r *run) error {
 	})
 }
 
+// baselinePaced is two tiny commits and one POST at the rate of the latency's measurement, and from a timetable too: what they
+// take where everybody who has a part in them has gone to sleep since the last ones.
+func baselinePaced(ctx context.Context, r *run) error {
+	if err := r.sink.Reset(ctx); err != nil {
+		return err
+	}
+	p := newPoster(r.key, 1)
+	defer p.close()
+	body := sink.Body(bodyBytes, 0)
+	return r.with(ctx, hundred, func(db *database) error {
+		if err := db.exec(ctx, `CREATE TABLE bench_commit (n int)`); err != nil {
+			return err
+		}
+		times := make([]time.Duration, 0, r.plan.singles)
+		began := time.Now()
+		for n := range r.plan.singles {
+			at := began.Add(time.Duration(n) * time.Second / lowPerSecond)
+			if err := untilExactly(ctx, at); err != nil {
+				return err
+			}
+			for range 2 {
+				if err := db.exec(ctx, `INSERT INTO bench_commit VALUES (1)`); err != nil {
+					return err
+				}
+			}
+			if err := p.post(ctx, r.url(sink.OK, 0), uuid.New(), body); err != nil {
+				return err
+			}
+			times = append(times, time.Since(at))
+		}
+		r.noteQuantiles("two_commits_plus_post_paced", times)
+		return nil
+	})
+}
+
 // latencyOfOne does something again and again, one after another, and notes its quantiles.
 func (r *run) latencyOfOne(ctx context.Context, key string, do func(context.Context) error) error {
 	times := make([]time.Duration, 0, r.plan.singles)
@@ -73,10 +108,14 @@ func (r *run) latencyOfOne(ctx context.Context, key string, do func(context.Cont
 		}
 		times = append(times, time.Since(began))
 	}
+	r.noteQuantiles(key, times)
+	return nil
+}
+
+func (r *run) noteQuantiles(key string, times []time.Duration) {
 	slices.Sort(times)
 	r.note(key+"_p50_ms", milliseconds(times[len(times)/2]))
 	r.note(key+"_p99_ms", milliseconds(times[len(times)*99/100]))
-	return nil
 }
 
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

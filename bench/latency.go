@@ -118,18 +118,19 @@ func (r *run) timed(ctx context.Context, s *stack, perSecond float64, d time.Dur
 	return nil
 }
 
+const lowPerSecond = 100
+
 // lowRate is 100 events a second, after a short warm-up.
 func lowRate(ctx context.Context, r *run) error {
 	t, err := r.lay(ctx, hundred)
 	if err != nil {
 		return err
 	}
-	const perSecond = 100
 	return r.onStack(ctx, t, sink.OK, eachIn(100), 1, func(s *stack) error {
-		if err := r.warm(ctx, s, perSecond); err != nil {
+		if err := r.warm(ctx, s, lowPerSecond); err != nil {
 			return err
 		}
-		return r.timed(ctx, s, perSecond, r.plan.low, "latency_at_100_per_s")
+		return r.timed(ctx, s, lowPerSecond, r.plan.low, "latency_at_100_per_s")
 	})
 }
 

@@ -65,6 +65,7 @@ func units() []unit {
 	all := []unit{
 		{"baseline_http", baselineHTTP},
 		{"baseline_commit", baselineCommit},
+		{"baseline_paced", baselinePaced},
 		{"baseline_db", baselineDB},
 		{"baseline_insert", baselineInsert},
 		{"drain", drain(hundred, func(p plan) int { return p.drain }, noteHundred)},

@@ -90,26 +90,17 @@ func (p *producer) closedLoop(ctx context.Context, d time.Duration) error {
 // that a stall is charged for all the posts that it holds up and not for one alone (coordinated omission).
 func (p *producer) fixedRate(ctx context.Context, perSecond float64, d time.Duration) error {
 	const posters = 128
-	n := int(perSecond * d.Seconds())
+	n := int64(perSecond * d.Seconds())
 	began := time.Now().Add(10 * time.Millisecond)
-	due := make(chan time.Time, n)
+	var taken atomic.Int64
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error {
-		defer close(due)
-		for i := range n {
-			at := began.Add(time.Duration(float64(i) / perSecond * float64(time.Second)))
-			if wait := time.Until(at); wait > 0 {
-				if err := rest(ctx, wait); err != nil {
-					return err
-				}
-			}
-			due <- at // never blocks: there is room for all
-		}
-		return nil
-	})
 	for range posters {
 		group.Go(func() error {
-			for at := range due {
+			for i := taken.Add(1) - 1; i < n; i = taken.Add(1) - 1 {
+				at := began.Add(time.Duration(float64(i) / perSecond * float64(time.Second)))
+				if err := untilExactly(ctx, at); err != nil {
+					return err
+				}
 				if err := p.post(ctx, at); err != nil {
 					return err
 				}

@@ -106,6 +106,11 @@ var (
 	latencies = []measure{
 		{"latency_at_100_per_s_p50_ms", "accept → received at 100/s, p50", "ms"},
 		{"latency_at_100_per_s_p99_ms", "accept → received at 100/s, p99", "ms"},
+		{"two_commits_plus_post_ms", "two commits and one POST, one after another without a rest, p50", "ms"},
+		{"two_commits_plus_post_paced_p50_ms", "the same three at 100/s, p50", "ms"},
+		{"two_commits_plus_post_paced_p99_ms", "the same three at 100/s, p99", "ms"},
+		{"ratio_latency_p50_vs_paced", "accept → received at 100/s, p50, against the p50 of these at 100/s", "×"},
+		{"ratio_latency_p99_vs_paced", "the p99, against the same", "×"},
 		{"ratio_latency_p99_vs_their_p99", "that p99 against two commits' and one POST's p99", "×"},
 		{"accept_deliver_half_offered_per_s", "half of the closed loop's rate", "/s"},
 		{"accept_deliver_half_p50_ms", "accept → received at that rate, p50", "ms"},

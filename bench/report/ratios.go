@@ -31,6 +31,8 @@ func AddRatios(round map[string]float64) {
 	ratio("ratio_latency_p50_vs_two_commits_plus_post", "latency_at_100_per_s_p50_ms", "two_commits_plus_post_ms")
 	ratio("ratio_latency_p99_vs_two_commits_plus_post", "latency_at_100_per_s_p99_ms", "two_commits_plus_post_ms")
 	ratio("ratio_latency_p99_vs_their_p99", "latency_at_100_per_s_p99_ms", "two_commits_plus_post_p99_ms")
+	ratio("ratio_latency_p50_vs_paced", "latency_at_100_per_s_p50_ms", "two_commits_plus_post_paced_p50_ms")
+	ratio("ratio_latency_p99_vs_paced", "latency_at_100_per_s_p99_ms", "two_commits_plus_post_paced_p50_ms")
 	ratio("ratio_healthy_p99_beside_dead", "healthy_beside_dead_p99_ms", "healthy_alone_p99_ms")
 	ratio("ratio_healthy_p99_beside_hanging", "healthy_beside_hanging_p99_ms", "healthy_alone_p99_ms")
 	ratio("ratio_drain_many_pending", "drain_many_pending_per_s", "drain_thousand_per_s")
