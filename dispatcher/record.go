@@ -83,11 +83,17 @@ func (r *recorder) run() {
 
 // enter waits until nobody else records, or what waits cannot wait for that any longer.
 func (r *recorder) enter() (leave func()) {
+	leave = func() { <-r.turn }
+	select {
+	case r.turn <- struct{}{}: // even if the bell rings: it may have rung for a batch that is recorded by now
+		return leave
+	default:
+	}
 	overlap := time.NewTimer(recordOverlap)
 	defer overlap.Stop()
 	select {
 	case r.turn <- struct{}{}:
-		return func() { <-r.turn }
+		return leave
 	case <-r.whole:
 	case <-overlap.C:
 	}

@@ -70,15 +70,21 @@ func (d *disk) commit(_ context.Context, group []*parcel) {
 	d.mu.Unlock()
 }
 
+// begin puts an event in a goroutine of its own.
+func (d *disk) begin(all *sync.WaitGroup) {
+	d.t.Helper()
+	all.Go(func() {
+		if _, err := d.put(d.t.Context(), typed("a")); err != nil {
+			d.t.Error(err)
+		}
+	})
+}
+
 // occupy has all committers busy from now on, with an event each.
 func (d *disk) occupy(all *sync.WaitGroup) {
 	d.t.Helper()
 	for range d.committers {
-		all.Go(func() {
-			if _, err := d.put(d.t.Context(), typed("a")); err != nil {
-				d.t.Error(err)
-			}
-		})
+		d.begin(all)
 		time.Sleep(d.overlap)
 		synctest.Wait()
 	}
@@ -157,11 +163,7 @@ func TestAnotherCommitBeginsBesideAQuickOneOnlyForAWholeGroup(t *testing.T) {
 				t := d.t
 				var all sync.WaitGroup
 				for range 100 {
-					all.Go(func() {
-						if _, err := d.put(t.Context(), typed("a")); err != nil {
-							t.Error(err)
-						}
-					})
+					d.begin(&all)
 					time.Sleep(c.between)
 					synctest.Wait()
 				}
@@ -308,11 +310,7 @@ func TestWhatWaitsAtTheStopIsCommittedAndNothingIsTakenAfter(t *testing.T) {
 		t := d.t
 		var all sync.WaitGroup
 		for range 3 {
-			all.Go(func() {
-				if _, err := d.put(t.Context(), typed("a")); err != nil {
-					t.Error(err)
-				}
-			})
+			d.begin(&all)
 			synctest.Wait()
 		}
 		d.close()

@@ -19,14 +19,14 @@ import (
 // changes earlier cannot outlive them: what it commits comes later in the log. Who only reads may have told of what a crash
 // then takes back, and will tell of it once more.
 
-// beginBriefly queues the beginning of a transaction whose locks are not kept until its commit is on disk.
+// beginBriefly queues the beginning of a transaction whose locks are not kept until its commit is on disk. That of a claim is
+// openClaim, which sets the same.
 func beginBriefly(b *pgx.Batch) {
 	b.Queue("begin")
 	b.Queue("SET LOCAL synchronous_commit = off")
 }
 
-// commitBriefly queues the end of a transaction that was begun by beginBriefly, where the caller must not be told before it
-// is safe; condition, a WHERE clause, may say that there is nothing to tell. A transaction that writes nothing to the log would
+// commitBriefly queues the end of such a transaction, where the caller must not be told before it is safe; condition, a WHERE clause, may say that there is nothing to tell. A transaction that writes nothing to the log would
 // not wait for it, hence the note. A role that may not write one waits for the disk with its locks.
 func (s *Store) commitBriefly(b *pgx.Batch, condition string) {
 	if s.notes.Load() == notesForbidden {
