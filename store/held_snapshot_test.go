@@ -74,8 +74,8 @@ func (f *fixture) settleDown(endpoints ...Endpoint) {
 	f.complete(Delivered, f.claim(100)...)
 }
 
-// cost says how many pages the statements of a claim and a completion read for one delivery to each endpoint. All of it is
-// rolled back, but for the delivery.
+// cost says how many pages the statements of a claim and a completion read for one delivery to each endpoint, and those that
+// count what waits. All of it is rolled back, but for the delivery.
 func (f *fixture) cost(endpoints ...Endpoint) map[string]int {
 	f.t.Helper()
 	f.post("often", 1, endpoints...)
@@ -133,6 +133,8 @@ func (f *fixture) cost(endpoints ...Endpoint) map[string]int {
 	if _, err := conn.Exec(f.t.Context(), "ROLLBACK"); err != nil {
 		f.t.Fatal(err)
 	}
+	explained("backlogs", backlogs, ids[:1], CountLimit) // of the ordered one, what followed a key once is walked over still
+	explained("queueFigures", queueFigures, CountLimit, figureLimit)
 	f.complete(Delivered, f.claim(100)...)
 	return pages
 }

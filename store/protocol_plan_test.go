@@ -53,6 +53,9 @@ var hotStatements = []struct{ name, sql, index string }{
 	{"buryExpired", buryExpired, "delivery_pkey"},
 	{"holdLanes", holdLanes, "lane_latest"},
 	{"unholdLanes", unholdLanes, "lane_latest"},
+	{"backlogs", backlogs, "lane_left"},
+	{"backlogs", backlogs, "lane_latest"},
+	{"backlogs", backlogs, "delivery_due"},
 }
 
 // One dead endpoint with 1,000,000 deliveries due before anything else, beside 100 healthy ones with 10 each. The healthy
@@ -225,7 +228,7 @@ var (
 	// What each index begins with: a condition that lacks it reads the whole index.
 	leading = map[string]string{
 		"lane_ready": "ready_at", "lane_latest": "lane_id", "endpoint_status_latest": "endpoint_id",
-		"lane_cancelled": "lane_id", "lane_open": "lane_id",
+		"lane_cancelled": "lane_id", "lane_open": "lane_id", "lane_left": "endpoint_id", "dead_letter_endpoint": "endpoint_id",
 		"delivery_due": "lane_id", "delivery_key": "lane_id", "endpoint_pkey": "endpoint_id",
 		"namespace_version_pkey": "namespace", "pause_pkey": "namespace",
 	}

@@ -171,7 +171,7 @@ WHERE k.key = old.key AND k.namespace = old.namespace AND k.namespace_uid = old.
     DELETE FROM postrider.endpoint WHERE endpoint_id = ANY(ARRAY(
         SELECT endpoint_id FROM postrider.endpoint p
         WHERE tombstoned_at < now() - $2::interval
-          AND NOT EXISTS (SELECT FROM postrider.lane l WHERE l.endpoint_id = p.endpoint_id)
+          AND NOT EXISTS (SELECT FROM postrider.lane l WHERE l.endpoint_id = p.endpoint_id AND l.cancelled_at IS NOT NULL)
           AND NOT EXISTS (SELECT FROM postrider.dead_letter d WHERE d.endpoint_id = p.endpoint_id)
         LIMIT $1))
     RETURNING endpoint_id)

@@ -1,0 +1,14 @@
+-- One index less to write whenever a lane changes, some three times for each delivery. Which lane an endpoint has is written in
+-- endpoint; only those that it had before, cancelled ones, are to be looked up by it.
+--
+-- What it costs: reading the lanes once, in which claims wait: 100,000 take about 50 ms. Long transactions that hold the table
+-- make it fail after 3 s; it is to be run again then.
+--
+-- The previous release runs on. Its controller counts what is pending by reading the lanes through.
+
+-- +goose Up
+
+SET LOCAL lock_timeout = '3s';
+
+CREATE INDEX lane_left ON postrider.lane (endpoint_id) WHERE cancelled_at IS NOT NULL;
+DROP INDEX postrider.lane_endpoint;
