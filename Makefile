@@ -105,6 +105,10 @@ test-e2e: go $(CACHE)/bin/e2e ## The chart on a cluster of its own, scenario by 
 bench: go $(CACHE)/bin/bench ## The benchmarks, half an hour alone on this machine (Linux); ARGS='-scale small': that they run, in 3 minutes
 	@cd bench && exec "$(CACHE)/bin/bench" $(ARGS)
 
+.PHONY: bench-profile
+bench-profile: ## Where the time goes of what misses its goal: CPU, wait events, statements and plans, to bench/results/profile; 4 minutes
+	@$(MAKE) --no-print-directory bench ARGS='-only drain,accept_deliver,latency,held_snapshot,baseline_* -rounds 1 -profile'
+
 .PHONY: accept-load
 accept-load: go stack ## 1,000 producers for a minute while Postgres is restarted twice, and what shared commits are worth: 5 minutes
 	@"$(STACK)" -- go test -count=1 -timeout=20m -v -run 'RestartedTwice|SeveralTimes' $(ARGS) ./ingest -load=1m

@@ -71,7 +71,7 @@ func (r *run) drainAll(ctx context.Context, db *database, among []store.Endpoint
 		return d, err
 	}
 	defer p.stop()
-	stop := r.observe(ctx, db, p)
+	stop := r.observe(ctx, db, r.unit, p)
 	defer func() { err = errors.Join(err, stop()) }()
 	m.watchAll(p.child)
 	if err := r.arrived(ctx, db, p.child, ours, kind, n); err != nil {

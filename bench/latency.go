@@ -42,8 +42,6 @@ func (r *run) onStack(ctx context.Context, t template, kind string, types func(i
 	defer s.ingest.stop()
 	s.producer = newProducer(s.ingest, types)
 	defer s.producer.close()
-	stop := r.observe(ctx, db, s.dispatcher)
-	defer func() { err = errors.Join(err, stop()) }()
 	if err := f(s); err != nil {
 		return err
 	}
@@ -76,7 +74,9 @@ func throughHTTP(ctx context.Context, r *run) error {
 }
 
 // closed notes how many deliveries a second arrive while all producers post, the backlog that they leave included.
-func (r *run) closed(ctx context.Context, s *stack, copies int, key string) error {
+func (r *run) closed(ctx context.Context, s *stack, copies int, key string) (err error) {
+	stop := r.observe(ctx, s.db, key, s.dispatcher, s.ingest)
+	defer func() { err = errors.Join(err, stop()) }()
 	m, err := s.db.measure(ctx, s.dispatcher.child, s.ingest.child)
 	if err != nil {
 		return err
@@ -102,7 +102,9 @@ func (r *run) closed(ctx context.Context, s *stack, copies int, key string) erro
 }
 
 // timed posts at a fixed rate and notes the latency from the intended time of posting to the arrival.
-func (r *run) timed(ctx context.Context, s *stack, perSecond float64, d time.Duration, key string) error {
+func (r *run) timed(ctx context.Context, s *stack, perSecond float64, d time.Duration, key string) (err error) {
+	stop := r.observe(ctx, s.db, key, s.dispatcher, s.ingest)
+	defer func() { err = errors.Join(err, stop()) }()
 	if err := s.producer.fixedRate(ctx, perSecond, d); err != nil {
 		return err
 	}

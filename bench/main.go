@@ -64,7 +64,7 @@ func measure(ctx context.Context, args []string, progress io.Writer) error {
 	flags.StringVar(&o.only, "only", "", "names of units to run, separated by commas, * for anything (default: all)")
 	flags.IntVar(&o.rounds, "rounds", 0, "how often each unit runs (default: what the scale says)")
 	flags.StringVar(&o.out, "out", "", "file for the results (default: "+latest+" for a whole run at full scale, else "+partial+")")
-	flags.BoolVar(&o.profile, "profile", false, "write CPU profiles of the dispatcher and Postgres' wait events beside the results; the figures suffer a little")
+	flags.BoolVar(&o.profile, "profile", false, "write CPU profiles, and Postgres' wait events, statements and plans, to the folder profile beside the results; the figures suffer")
 	if err := flags.Parse(args); err != nil {
 		if errors.Is(err, flag.ErrHelp) {
 			return nil

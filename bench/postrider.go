@@ -28,9 +28,6 @@ type part struct {
 func (db *database) dispatch(ctx context.Context, flags ...string) (*part, error) {
 	// A short grace, since nobody waits for what is still in flight when a unit is over.
 	flags = append([]string{"--destination-allowed-cidrs", "127.0.0.0/8", "--destination-allow-http", "--grace", "1s"}, flags...)
-	if db.stage.profile {
-		flags = append(flags, "--pprof")
-	}
 	return db.start(ctx, "dispatcher", flags...)
 }
 
@@ -41,6 +38,9 @@ func (db *database) ingest(ctx context.Context) (*part, error) {
 
 func (db *database) start(ctx context.Context, name string, flags ...string) (*part, error) {
 	s := db.stage
+	if s.profile {
+		flags = append(flags, "--pprof")
+	}
 	c, err := launch(s.dir, name, s.program, append([]string{name, "--metrics-address", "127.0.0.1:0"}, flags...), []string{
 		"POSTRIDER_NAMESPACE=postrider-system",
 		"POSTRIDER_DATABASE_URL=" + db.dsn,

@@ -118,8 +118,6 @@ func heldSnapshot(ctx context.Context, r *run) error {
 			return err
 		}
 		defer p.stop()
-		stop := r.observe(ctx, db, p)
-		defer func() { err = errors.Join(err, stop()) }()
 		s, err := db.store(ctx, loadConns)
 		if err != nil {
 			return err
@@ -165,7 +163,9 @@ func (r *run) whileHeld(ctx context.Context, db *database, p *part) error {
 	if err := rest(ctx, r.plan.held-r.plan.unheld); err != nil {
 		return err
 	}
-	return r.window(ctx, p, r.plan.unheld, "held_snapshot")
+	const key = "held_snapshot"
+	stop := r.observe(ctx, db, key, p)
+	return errors.Join(r.window(ctx, p, r.plan.unheld, key), stop())
 }
 
 // window notes the rate of deliveries and the claims' p99 for a while.

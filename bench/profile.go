@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -18,37 +19,70 @@ const (
 	waitsEvery     = 10 * time.Millisecond
 )
 
-// observe writes, where profiles are wanted, a CPU profile of the dispatcher's first seconds, what the sessions of its
-// database waited for, and which statements took the time. The function that it returns ends that.
-func (r *run) observe(ctx context.Context, db *database, p *part) (stop func() error) {
+// preload is what the server must load for statements to be counted and some of their plans to be written to its log.
+var preload = map[string]string{
+	"shared_preload_libraries":      "pg_stat_statements,auto_explain",
+	"pg_stat_statements.track":      "top",
+	"auto_explain.log_min_duration": "0",
+	"auto_explain.sample_rate":      "0.01",
+	"auto_explain.log_analyze":      "on",
+	"auto_explain.log_buffers":      "on",
+	"auto_explain.log_timing":       "off", // of each node: two looks at the clock for each row
+}
+
+// observe writes down, where profiles are wanted, what some parts did with their first seconds of CPU from now on, what the
+// sessions of their database waited for, which statements took the time, and the plans of some of these. The function that it
+// returns ends that. What it writes is called after what it is about.
+func (r *run) observe(ctx context.Context, db *database, about string, parts ...*part) (stop func() error) {
 	if !r.profile {
 		return func() error { return nil }
 	}
-	ctx, end := context.WithCancel(ctx)
-	name := filepath.Join(r.results, fmt.Sprintf("round%d-%s", len(r.rounds), r.unit))
-	profiled, waited := make(chan error, 1), make(chan error, 1)
+	if err := os.MkdirAll(r.results, 0o750); err != nil {
+		return func() error { return fmt.Errorf("make the folder of profiles: %w", err) }
+	}
+	name := filepath.Join(r.results, about)
+	watching, end := context.WithCancel(ctx)
+	profiled, waited := make(chan error, len(parts)), make(chan error, 1)
+	for _, p := range parts {
+		go func() { profiled <- p.profile(watching, name+"."+p.name) }()
+	}
 	go func() {
-		profile, err := fetch(ctx, fmt.Sprintf("http://%s/debug/pprof/profile?seconds=%d", p.probes, profileSeconds))
-		if err != nil {
-			profiled <- nil // the work was over before the profile was
-			return
-		}
-		profiled <- r.keep(name+".pprof", profile)
-	}()
-	go func() {
-		waits, err := waitEvents(ctx, db)
-		waited <- errors.Join(err, r.keep(name+".waits.txt", []byte(waits)))
+		waits, err := waitEvents(watching, db)
+		waited <- errors.Join(err, keep(name+".waits.txt", waits))
 	}()
 	counting := db.exec(ctx, `CREATE EXTENSION IF NOT EXISTS pg_stat_statements; SELECT pg_stat_statements_reset()`)
+	from, noLog := size(r.postgres.Log())
 	return func() error {
 		end()
 		statements, err := db.statements(context.WithoutCancel(ctx))
-		return errors.Join(counting, err, r.keep(name+".statements.txt", []byte(statements)), <-profiled, <-waited)
+		err = errors.Join(counting, noLog, err, keep(name+".statements.txt", statements), <-waited)
+		for range parts {
+			err = errors.Join(err, <-profiled)
+		}
+		plans, unread := plansIn(r.postgres.Log(), from, db.name)
+		return errors.Join(err, unread, keep(name+".plans.txt", plans))
 	}
 }
 
-// preload is what the server must load for statements to be counted.
-var preload = map[string]string{"shared_preload_libraries": "pg_stat_statements", "pg_stat_statements.track_utility": "on"}
+// profile writes down where the part's CPU goes, as pprof has it and as text. Work that is over sooner has none.
+func (p *part) profile(ctx context.Context, name string) error {
+	profile, err := fetch(ctx, fmt.Sprintf("http://%s/debug/pprof/profile?seconds=%d", p.probes, profileSeconds))
+	if errors.Is(err, context.Canceled) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("profile the %s: %w", p.name, err)
+	}
+	file := name + ".pprof"
+	if err := keep(file, string(profile)); err != nil {
+		return err
+	}
+	top, err := exec.CommandContext(context.WithoutCancel(ctx), "go", "tool", "pprof", "-top", "-cum", "-nodecount=60", file).Output()
+	if err != nil {
+		return fmt.Errorf("read the profile of the %s: %w", p.name, err)
+	}
+	return keep(name+".cpu.txt", string(top))
+}
 
 // statements tells what was executed since counting began. The times are those of a clock, waits for locks included.
 func (db *database) statements(ctx context.Context) (string, error) {
@@ -65,17 +99,14 @@ func (db *database) statements(ctx context.Context) (string, error) {
 	var total, mean, n, pages, wal float64
 	var text string
 	_, err = pgx.ForEachRow(rows, []any{&calls, &total, &mean, &n, &pages, &wal, &text}, func() error {
-		lines = append(lines, fmt.Sprintf("%7d %10.1f %8.3f %7.1f %7.0f %8.0f  %s", calls, total, mean, n, pages, wal, text))
+		lines = append(lines, fmt.Sprintf("%7d %10.1f %8.3f %7.1f %7.0f %8.0f  %s", calls, total, mean, n, pages, wal, strings.TrimSpace(text)))
 		return nil
 	})
 	return strings.Join(lines, "\n") + "\n", err
 }
 
-func (r *run) keep(file string, text []byte) error {
-	if err := os.MkdirAll(filepath.Dir(file), 0o750); err != nil {
-		return fmt.Errorf("make the folder of profiles: %w", err)
-	}
-	if err := os.WriteFile(file, text, 0o600); err != nil {
+func keep(file, text string) error {
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
 		return fmt.Errorf("write a profile: %w", err)
 	}
 	return nil
@@ -100,7 +131,7 @@ func waitEvents(ctx context.Context, db *database) (string, error) {
 		}
 		var event, query string
 		var n int
-		if _, err := pgx.ForEachRow(rows, []any{&event, &query, &n}, func() error { seen[event+"\t"+query] += n; return nil }); err != nil {
+		if _, err := pgx.ForEachRow(rows, []any{&event, &query, &n}, func() error { seen[event+"\t"+strings.TrimSpace(query)] += n; return nil }); err != nil {
 			break
 		}
 	}
