@@ -10,5 +10,7 @@
 
 SET LOCAL lock_timeout = '3s';
 
-CREATE INDEX lane_left ON postrider.lane (endpoint_id) WHERE cancelled_at IS NOT NULL;
+-- First, since it takes the greater lock: a claim that holds the lesser one, and is about to ask for more, would deadlock with
+-- whoever does so too.
 DROP INDEX postrider.lane_endpoint;
+CREATE INDEX lane_left ON postrider.lane (endpoint_id) WHERE cancelled_at IS NOT NULL;

@@ -103,3 +103,41 @@ func TestPauseDoesNotWaitLongForTheLanes(t *testing.T) {
 		t.Errorf("again: %v", err)
 	}
 }
+
+// A claim locks lanes before it changes them. The migration that comes between the two waits for the claim, and does not have
+// it wait in turn.
+func TestAnIndexOfLanesIsExchangedBesideAClaim(t *testing.T) {
+	t.Parallel()
+	db := open(t, localstack.EmptyDatabase(t))
+	if err := migrations.Apply(t.Context(), db, until(t, "00001_queue.sql", "00002_pause.sql", "00003_held_snapshot.sql", "00004_chores.sql")); err != nil {
+		t.Fatal(err)
+	}
+	exec(t, db, lanes, 1, false)
+	claim, err := db.BeginTx(t.Context(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = claim.Rollback() }()
+	if _, err := claim.ExecContext(t.Context(), `SELECT FROM postrider.lane FOR NO KEY UPDATE`); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { done <- migrations.Apply(t.Context(), db, migrations.FS) }()
+	for !ask[bool](t, db, `SELECT EXISTS (SELECT FROM pg_locks l JOIN pg_database d ON d.oid = l.database
+		WHERE d.datname = current_database() AND l.relation = 'postrider.lane'::regclass AND NOT l.granted)`) {
+		select {
+		case err := <-done:
+			t.Fatalf("the migration ended beside a claim: %v", err)
+		default:
+		}
+	}
+	if _, err := claim.ExecContext(t.Context(), `UPDATE postrider.lane SET due_at = now()`); err != nil {
+		t.Fatalf("the claim goes on: %v", err)
+	}
+	if err := claim.Commit(); err != nil {
+		t.Fatal(err)
+	}
+	if err := await(t, "the migration", done); err != nil {
+		t.Errorf("the migration, after the claim: %v", err)
+	}
+}
