@@ -188,6 +188,38 @@ func TestALateCommitIsFound(t *testing.T) {
 	}
 }
 
+// Also where the touch had to wait for a connection, for longer than the accept had.
+func TestALateCommitIsFoundByATouchThatIsLateToo(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	e := f.endpoint("a")
+	f.settleDown(e)
+	narrow, err := Open(t.Context(), Options{DSN: f.dsn, MaxConns: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer narrow.Close()
+	only, err := narrow.pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now().Add(-time.Hour)
+	f.post("", 1, e)
+	f.exec(`UPDATE postrider.delivery SET available_at = now() - interval '1 h'`)
+	touched := make(chan error, 1)
+	go func() {
+		touched <- narrow.Touch(context.WithoutCancel(t.Context()), []Touched{{LaneID: e.LaneID, Since: began}})
+	}()
+	f.until("it has waited", func() bool { return time.Since(began) > time.Hour+200*time.Millisecond })
+	only.Release()
+	if err := <-touched; err != nil {
+		t.Fatal(err)
+	}
+	if claims := f.claim(10); len(claims) != 1 {
+		t.Errorf("claimed %d, want the late one", len(claims))
+	}
+}
+
 // Also in a lane that is busy, whose due time tells nothing of it.
 func TestALateCommitToABusyLaneIsFound(t *testing.T) {
 	t.Parallel()

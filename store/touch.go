@@ -28,7 +28,7 @@ WHERE available_at = 'infinity' AND id = ANY(ARRAY(
         ORDER BY available_at, id LIMIT 1) head
     WHERE head.available_at = 'infinity'))`
 
-// $1 lane[], $2 how long ago the oldest of the accepts began: what it made became available then.
+// $1 lane[], $2 how long ago the oldest of the accepts began, or longer: what it made became available then.
 const touchLanes = `
 UPDATE postrider.lane l SET due_at = least(l.due_at, now()), first_at = least(l.first_at, now() - $2::interval), ` + moved + `
 FROM (SELECT l.tid FROM ` + latestLanes + ` WHERE l.due_at > now() OR l.first_at > now() - $2::interval) woken
@@ -51,28 +51,32 @@ func (s *Store) Touch(ctx context.Context, touched []Touched) error {
 	lanes := make([]int64, 0, len(touched))
 	var keyLanes []int64
 	var keys []string
-	var age time.Duration
+	var began time.Time
 	for _, t := range touched {
 		lanes = append(lanes, t.LaneID)
-		if !t.Since.IsZero() {
-			age = max(age, time.Since(t.Since))
+		if began.IsZero() || !t.Since.IsZero() && t.Since.Before(began) {
+			began = t.Since
 		}
 		if t.OrderingKey != "" {
 			keyLanes, keys = append(keyLanes, t.LaneID), append(keys, t.OrderingKey)
 		}
 	}
-	if err := s.touch(ctx, lanes, keyLanes, keys, age); err != nil {
+	if err := s.touch(ctx, lanes, keyLanes, keys, began); err != nil {
 		return fmt.Errorf("wake %d lanes: %w", len(lanes), err)
 	}
 	return nil
 }
 
-func (s *Store) touch(ctx context.Context, lanes, keyLanes []int64, keys []string, age time.Duration) (err error) {
+func (s *Store) touch(ctx context.Context, lanes, keyLanes []int64, keys []string, began time.Time) (err error) {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
 		return err
 	}
 	defer finish(ctx, conn, &err)
+	var age time.Duration
+	if !began.IsZero() {
+		age = 2 * time.Since(began) // the touch is under way for a while too, and may take longer to arrive than the accept did
+	}
 	b := &pgx.Batch{}
 	beginBriefly(b)
 	b.Queue(lockLanes, lanes)
