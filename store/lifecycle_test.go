@@ -219,3 +219,38 @@ func TestReplaysStandBesideTheirDeliveryAndEachOther(t *testing.T) {
 		}
 	}
 }
+
+// What was cancelled counts until it is dead or recorded, beside what the endpoint got since it was enabled again.
+func TestACancelledLaneIsCountedBesideItsSuccessor(t *testing.T) {
+	t.Parallel()
+	f := newFixture(t)
+	e := f.endpoint("a")
+	f.post("", 3, e)
+	f.wake("", e)
+	claims := f.claim(1)
+	e = f.apply(e, func(p *EndpointSpec) { p.State = Disabled })
+	e = f.apply(e, func(p *EndpointSpec) { p.State = Enabled })
+	f.post("", 2, e)
+	f.wake("", e)
+	check := func(when string, pending, inFlight int) {
+		t.Helper()
+		b, err := f.Backlogs(t.Context(), []int64{e.ID})
+		if err != nil {
+			t.Fatal(err)
+		}
+		q, err := f.QueueFigures(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if b[0].Pending != pending || q.InFlight != inFlight || q.Claimable != 2 {
+			t.Errorf("%s: %d pending, %d in flight, %d claimable; want %d, %d, 2", when, b[0].Pending, q.InFlight, q.Claimable, pending, inFlight)
+		}
+	}
+	check("cancelled", 5, 1)
+	if _, err := f.BuryCancelled(t.Context(), 100); err != nil {
+		t.Fatal(err)
+	}
+	check("buried", 3, 1)
+	f.complete(Delivered, claims...)
+	check("recorded", 2, 0)
+}
