@@ -14,7 +14,7 @@ import (
 
 // A sampled is a statement with its plan, as the server's log has it.
 type sampled struct {
-	statement string // its beginning, in one line
+	statement string // in one line
 	plan      []string
 	ms        float64
 }
@@ -41,8 +41,8 @@ func plansIn(log string, from int64, database string) (string, error) {
 
 func readPlans(log io.Reader, database string) (all []sampled, err error) {
 	lines := bufio.NewScanner(log)
-	lines.Buffer(nil, 1<<20) // a line may tell the values of a thousand parameters
-	var open *sampled        // whose lines are being read
+	lines.Buffer(nil, 16<<20) // a line may tell the values of a thousand parameters
+	var open *sampled         // whose lines are being read
 	for lines.Scan() {
 		line := lines.Text()
 		if m := planLogged.FindStringSubmatch(line); m != nil && m[1] == database {
@@ -67,14 +67,13 @@ func readPlans(log io.Reader, database string) (all []sampled, err error) {
 
 // add takes in the next line: the statement's, until the first of the plan.
 func (s *sampled) add(line string) {
-	const most = 90
-	if len(s.plan) > 0 || strings.Contains(line, "  (cost=") {
+	switch {
+	case len(s.plan) > 0 || strings.Contains(line, "  (cost="):
 		s.plan = append(s.plan, line)
-		return
-	}
-	words := append(strings.Fields(s.statement), strings.Fields(strings.TrimPrefix(line, "Query Text: "))...)
-	if text := strings.Join(words, " "); len(s.statement) < most {
-		s.statement = text[:min(len(text), most)]
+	case strings.HasPrefix(line, "Query Parameters: "): // from Postgres 16 on
+	default:
+		words := append(strings.Fields(s.statement), strings.Fields(strings.TrimPrefix(line, "Query Text: "))...)
+		s.statement = strings.Join(words, " ")
 	}
 }
 
@@ -97,11 +96,11 @@ func tellPlans(all []sampled) string {
 	slices.SortFunc(kinds, func(a, b []sampled) int {
 		return cmp.Or(cmp.Compare(sum(b), sum(a)), strings.Compare(a[0].statement, b[0].statement))
 	})
-	const most = 8
+	const most, width = 8, 120
 	var text strings.Builder
 	for _, of := range kinds[:min(len(kinds), most)] {
 		s := of[len(of)/2]
-		fmt.Fprintf(&text, "%s\n%.3f ms, the median of %d samples\n    %s\n\n", s.statement, s.ms, len(of), strings.Join(s.plan, "\n    "))
+		fmt.Fprintf(&text, "%s\n%.3f ms, the median of %d samples\n    %s\n\n", s.statement[:min(width, len(s.statement))], s.ms, len(of), strings.Join(s.plan, "\n    "))
 	}
 	return text.String()
 }

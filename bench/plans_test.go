@@ -21,6 +21,7 @@ const loggedPlans = `2026-11-30 12:00:00.000 UTC [7] bench_1 LOG:  duration: 3.0
 	Update on lane  (cost=0.15..8.17 rows=1 width=8) (actual rows=7 loops=1)
 2026-11-30 12:00:00.004 UTC [7] bench_1 LOG:  duration: 2.000 ms  plan:
 	Query Text: UPDATE lane SET due_at = now()
+	Query Parameters: $1 = '7'
 	Update on lane  (cost=0.15..8.17 rows=1 width=8) (actual rows=8 loops=1)
 2026-11-30 12:00:00.005 UTC [7] bench_1 LOG:  duration: 0.100 ms  plan:
 	Query Text: SELECT FROM endpoint

@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	profileSeconds = 3
+	profileSeconds = 2 // a drain is over after some 3
 	waitsEvery     = 10 * time.Millisecond
 )
 
@@ -41,6 +41,7 @@ func (r *run) observe(ctx context.Context, db *database, about string, parts ...
 		return func() error { return fmt.Errorf("make the folder of profiles: %w", err) }
 	}
 	name := filepath.Join(r.results, about)
+	removed := removeAll(name + ".*") // of another run, which nothing of this one may be taken for
 	watching, end := context.WithCancel(ctx)
 	profiled, waited := make(chan error, len(parts)), make(chan error, 1)
 	for _, p := range parts {
@@ -55,16 +56,19 @@ func (r *run) observe(ctx context.Context, db *database, about string, parts ...
 	return func() error {
 		end()
 		statements, err := db.statements(context.WithoutCancel(ctx))
-		err = errors.Join(counting, noLog, err, keep(name+".statements.txt", statements), <-waited)
+		err = errors.Join(removed, counting, noLog, err, keep(name+".statements.txt", statements), <-waited)
 		for range parts {
 			err = errors.Join(err, <-profiled)
+		}
+		for _, p := range parts {
+			err = errors.Join(err, readProfile(context.WithoutCancel(ctx), name+"."+p.name))
 		}
 		plans, unread := plansIn(r.postgres.Log(), from, db.name)
 		return errors.Join(err, unread, keep(name+".plans.txt", plans))
 	}
 }
 
-// profile writes down where the part's CPU goes, as pprof has it and as text. Work that is over sooner has none.
+// profile writes down where the part's CPU goes, as pprof has it. Work that is over sooner has none.
 func (p *part) profile(ctx context.Context, name string) error {
 	profile, err := fetch(ctx, fmt.Sprintf("http://%s/debug/pprof/profile?seconds=%d", p.probes, profileSeconds))
 	if errors.Is(err, context.Canceled) {
@@ -73,15 +77,27 @@ func (p *part) profile(ctx context.Context, name string) error {
 	if err != nil {
 		return fmt.Errorf("profile the %s: %w", p.name, err)
 	}
-	file := name + ".pprof"
-	if err := keep(file, string(profile)); err != nil {
-		return err
+	return keep(name+".pprof", string(profile))
+}
+
+// readProfile puts a profile into words, if there is one.
+func readProfile(ctx context.Context, name string) error {
+	if _, err := os.Stat(name + ".pprof"); errors.Is(err, os.ErrNotExist) {
+		return nil
 	}
-	top, err := exec.CommandContext(context.WithoutCancel(ctx), "go", "tool", "pprof", "-top", "-cum", "-nodecount=60", file).Output()
+	top, err := exec.CommandContext(ctx, "go", "tool", "pprof", "-top", "-cum", "-nodecount=60", name+".pprof").Output()
 	if err != nil {
-		return fmt.Errorf("read the profile of the %s: %w", p.name, err)
+		return fmt.Errorf("read the profile %s: %w", filepath.Base(name), err)
 	}
 	return keep(name+".cpu.txt", string(top))
+}
+
+func removeAll(pattern string) error {
+	files, err := filepath.Glob(pattern)
+	for _, file := range files {
+		err = errors.Join(err, os.Remove(file))
+	}
+	return err
 }
 
 // statements tells what was executed since counting began. The times are those of a clock, waits for locks included.
