@@ -106,7 +106,7 @@ bench: go $(CACHE)/bin/bench ## The benchmarks, half an hour alone on this machi
 	@cd bench && exec "$(CACHE)/bin/bench" $(ARGS)
 
 .PHONY: bench-profile
-bench-profile: ## Where the time goes of what misses its goal: CPU, wait events, statements and plans, to bench/results/profile; 4 minutes
+bench-profile: ## Where the time goes of what misses its goal: CPU, wait events, statements and plans, to bench/results/profile; 2 minutes
 	@$(MAKE) --no-print-directory bench ARGS='-only drain,accept_deliver,latency,held_snapshot,baseline_* -rounds 1 -profile'
 
 .PHONY: accept-load

@@ -3,6 +3,7 @@ package main
 import (
 	"bufio"
 	"cmp"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -23,12 +24,12 @@ var planLogged = regexp.MustCompile(`^\S+ \S+ \S+ \[\d+\] (\S+) LOG:  duration: 
 
 // plansIn reads the sampled plans of one database's statements from what the log has from some byte on, and returns for each
 // statement the plan of the one that took the median of the time, the statements with the most time first.
-func plansIn(log string, from int64, database string) (string, error) {
+func plansIn(log string, from int64, database string) (plans string, err error) {
 	f, err := os.Open(log)
 	if err != nil {
 		return "", fmt.Errorf("read the server's log: %w", err)
 	}
-	defer func() { _ = f.Close() }()
+	defer func() { err = errors.Join(err, f.Close()) }()
 	if _, err := f.Seek(from, io.SeekStart); err != nil {
 		return "", fmt.Errorf("read the server's log: %w", err)
 	}

@@ -71,13 +71,13 @@ func (r *run) observe(ctx context.Context, db *database, about string, parts ...
 // profile writes down where the part's CPU goes, as pprof has it. Work that is over sooner has none.
 func (p *part) profile(ctx context.Context, name string) error {
 	profile, err := fetch(ctx, fmt.Sprintf("http://%s/debug/pprof/profile?seconds=%d", p.probes, profileSeconds))
-	if errors.Is(err, context.Canceled) {
-		return nil
+	if err == nil {
+		return keep(name+".pprof", string(profile))
 	}
-	if err != nil {
+	if err = unlessEnded(err); err != nil {
 		return fmt.Errorf("profile the %s: %w", p.name, err)
 	}
-	return keep(name+".pprof", string(profile))
+	return nil
 }
 
 // readProfile puts a profile into words, if there is one.
@@ -138,17 +138,18 @@ func waitEvents(ctx context.Context, db *database) (string, error) {
 		return "", err
 	}
 	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
+	if _, err := conn.Exec(ctx, `SET pg_stat_statements.track = 'none'; SET auto_explain.sample_rate = 0`); err != nil { // what is observed is not us
+		return "", unlessEnded(err)
+	}
 	seen := map[string]int{}
 	samples := 0
 	for ; rest(ctx, waitsEvery) == nil; samples++ {
-		rows, err := conn.Query(ctx, sample)
-		if err != nil {
-			break
-		}
+		rows, _ := conn.Query(ctx, sample) // its error is that of the rows
 		var event, query string
 		var n int
-		if _, err := pgx.ForEachRow(rows, []any{&event, &query, &n}, func() error { seen[event+"\t"+strings.TrimSpace(query)] += n; return nil }); err != nil {
-			break
+		_, err := pgx.ForEachRow(rows, []any{&event, &query, &n}, func() error { seen[event+"\t"+strings.TrimSpace(query)] += n; return nil })
+		if err := unlessEnded(err); err != nil {
+			return "", fmt.Errorf("sample what sessions wait for: %w", err)
 		}
 	}
 	lines := make([]string, 0, len(seen))
@@ -158,4 +159,12 @@ func waitEvents(ctx context.Context, db *database) (string, error) {
 	slices.Sort(lines)
 	slices.Reverse(lines)
 	return fmt.Sprintf("%7d\tsamples\n", samples) + strings.Join(lines, "\n") + "\n", nil
+}
+
+// unlessEnded leaves out an error that comes of a context's end.
+func unlessEnded(err error) error {
+	if errors.Is(err, context.Canceled) {
+		return nil
+	}
+	return err
 }

@@ -284,11 +284,7 @@ func TestACommitThatIsNeverHeardOfEndsInTime(t *testing.T) {
 	f := newFixture(t)
 	f.endpoint("a")
 	through := newLossy(t, f.dsn, silence)
-	s, err := Open(t.Context(), Options{DSN: through.dsn, MaxConns: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
+	s := openWith(t, through.dsn, 1)
 	if err := s.Ping(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -298,7 +294,7 @@ func TestACommitThatIsNeverHeardOfEndsInTime(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
 	defer cancel()
 	began := time.Now()
-	_, err = s.Accept(ctx, events, time.Hour)
+	_, err := s.Accept(ctx, events, time.Hour)
 	if !IsUnavailable(err) || time.Since(began) > 10*time.Second {
 		t.Errorf("got %v after %v, want it unavailable at its deadline", err, time.Since(began))
 	}

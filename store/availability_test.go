@@ -135,11 +135,7 @@ func TestACallThatIsGivenUpLeavesNoLock(t *testing.T) {
 func TestAPoolThatIsUsedUpIsUnavailable(t *testing.T) {
 	t.Parallel()
 	f := newFixture(t)
-	one, err := Open(t.Context(), Options{DSN: f.dsn, MaxConns: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer one.Close()
+	one := openWith(t, f.dsn, 1)
 	conn, err := one.pool.Acquire(t.Context())
 	if err != nil {
 		t.Fatal(err)

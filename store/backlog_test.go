@@ -14,13 +14,8 @@ const huge = 100_000
 func newLoneFixture(t testing.TB) *fixture {
 	t.Helper()
 	f := newFixture(t)
-	one, err := Open(t.Context(), Options{DSN: f.dsn, MaxConns: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(one.Close)
 	f.exec(`ALTER TABLE postrider.delivery SET (autovacuum_enabled = off)`) // which would read too
-	return &fixture{Store: one, t: t, dsn: f.dsn}
+	return &fixture{Store: openWith(t, f.dsn, 1), t: t, dsn: f.dsn}
 }
 
 // backlog gives an endpoint n due deliveries of one event, a millisecond apart, or behind one another with the same key.

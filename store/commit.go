@@ -26,8 +26,9 @@ func beginBriefly(b *pgx.Batch) {
 	b.Queue("SET LOCAL synchronous_commit = off")
 }
 
-// commitBriefly queues the end of such a transaction, where the caller must not be told before it is safe; condition, a WHERE clause, may say that there is nothing to tell. A transaction that writes nothing to the log would
-// not wait for it, hence the note. A role that may not write one waits for the disk with its locks.
+// commitBriefly queues the end of such a transaction, where the caller must not be told before it is safe; condition, a WHERE
+// clause, may say that there is nothing to tell. A transaction that writes nothing to the log would not wait for it, hence the
+// note. A role that may not write one waits for the disk with its locks.
 func (s *Store) commitBriefly(b *pgx.Batch, condition string) {
 	if s.notes.Load() == notesForbidden {
 		b.Queue("SET LOCAL synchronous_commit TO DEFAULT")

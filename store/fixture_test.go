@@ -42,7 +42,13 @@ func newFixtureOn(t testing.TB, pg *localstack.Postgres) *fixture {
 
 func openStore(t testing.TB, dsn string) *Store {
 	t.Helper()
-	s, err := Open(t.Context(), Options{DSN: dsn, MaxConns: 8})
+	return openWith(t, dsn, 8)
+}
+
+// openWith opens a store that has so many connections.
+func openWith(t testing.TB, dsn string, conns int32) *Store {
+	t.Helper()
+	s, err := Open(t.Context(), Options{DSN: dsn, MaxConns: conns})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -194,11 +194,7 @@ func TestALateCommitIsFoundByATouchThatIsLateToo(t *testing.T) {
 	f := newFixture(t)
 	e := f.endpoint("a")
 	f.settleDown(e)
-	narrow, err := Open(t.Context(), Options{DSN: f.dsn, MaxConns: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer narrow.Close()
+	narrow := openWith(t, f.dsn, 1)
 	only, err := narrow.pool.Acquire(t.Context())
 	if err != nil {
 		t.Fatal(err)
